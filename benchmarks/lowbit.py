@@ -1,15 +1,18 @@
-"""Quantised weights at decode sizes: our kernels, torch's own calls, the bf16 product, and the reading bound.
+"""Low-bit products: our kernels, torch's own calls, the bf16 product, and the reading bound.
 
     python -m benchmarks.lowbit --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
 
-Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1), 1, 8
-and 32 rows, by weights of 4 bits in groups of 128 and of 8 bits with a scale a row. Rows are written as they are
-measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B alone.
+Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1). Kinds:
+weights of 4 bits in groups of 128 (w4a16) and of 8 bits with a scale a row (w8a16) times bf16, 1, 8 and 32 rows; int8 by
+int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor and with scales of blocks of 128, 1 to
+4096 rows. Rows are written as they are measured; `--minutes` begins no further row after that time. `--quick`:
+Llama-3-8B alone.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
 runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call
-timed by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike. Weights are
-cold everywhere. `bound_us` is the time to read weights, scales and activations and to write the result at the
+timed by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike; of fp8
+`torch_fast_us` is the call with use_fast_accum. For int8, torch_us is _int_mm without scaling its sums. Weights are cold
+everywhere. `bound_us` is the time to read weights, scales and activations and to write the result at the
 measured bandwidth; None if it could not be measured.
 """
 
@@ -27,6 +30,7 @@ from backends.errors import DeviceError, GemmtuneError
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
+from benchmarks.lowbit_calls import torch_times
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
@@ -44,15 +48,22 @@ LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
     ),
 }  # fmt: skip
 TOKENS = (1, 8, 32)
-#: Kind -> how its weights are stored.
+#: Rows where activations have 8 bits, too.
+BYTE_TOKENS = (1, 8, 32, 64, 128, 4096)
+_ROWS = {"dtype_d": "bf16", "scale_a": "outer", "scale_b": "outer"}
+#: Kind -> arguments of its problem.
 KINDS: dict[str, dict[str, Any]] = {
-    "w4a16": {"dtype_b": "uint4", "scale_b": "block_1x128", "scale_dtype": "bf16", "zero_b": "eight"},
-    "w8a16": {"dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"},
-}
-#: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
-_WALKED, _MOST_CALLS, _REPEATS = 2**28, 32, 15
-#: Seconds of a graph that is replayed three times only.
-_SLOW = 0.05
+    "w4a16": {
+        "dtype_a": "bf16", "dtype_b": "uint4", "scale_b": "block_1x128", "scale_dtype": "bf16", "zero_b": "eight",
+    },
+    "w8a16": {"dtype_a": "bf16", "dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"},
+    "w8a8_int8_rows": {"dtype_a": "int8", **_ROWS},
+    "w8a8_fp8_rows": {"dtype_a": "fp8_e4m3", **_ROWS},
+    "w8a8_fp8_tensor": {"dtype_a": "fp8_e4m3", "dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"},
+    "w8a8_fp8_blocks": {
+        "dtype_a": "fp8_e4m3", "dtype_d": "bf16", "scale_a": "block_1x128", "scale_b": "block_128x128",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,8 @@ class Case:
 
     @property
     def problem(self) -> GemmProblem:
-        """x[m,k] of bf16 by quantised w[n,k]."""
-        return from_linear(self.m, self.n, self.k, "bf16", **KINDS[self.kind])
+        """x[m,k] by quantised w[n,k]."""
+        return from_linear(self.m, self.n, self.k, **KINDS[self.kind])
 
     def words(self) -> dict[str, Any]:
         """The case as a row has it."""
@@ -77,95 +88,19 @@ class Case:
         return {**names, "m": self.m, "n": self.n, "k": self.k, "problem": self.problem.id}
 
 
-def cases(kinds: Sequence[str], models: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]:
-    """Every product, the kinds one after the other."""
+def tokens_of(kind: str) -> tuple[int, ...]:
+    """The numbers of rows that a kind is measured at."""
+    return BYTE_TOKENS if kind.startswith("w8a8") else TOKENS
+
+
+def cases(kinds: Sequence[str], models: Sequence[str], chosen: Sequence[int] | None) -> Iterator[Case]:
+    """Every product, the kinds one after the other; `chosen`: numbers of rows other than a kind's own."""
     for kind in kinds:
+        tokens = chosen or tokens_of(kind)
         for model in models:
             for layer, n, k in LAYERS[model]:
                 for m in tokens:
                     yield Case(kind, model, layer, m, n, k)
-
-
-# ---- torch by itself -----------------------------------------------------------------------------
-
-
-def torch_times(
-    found: FoundDevice, wanted: Sequence[Case]
-) -> dict[tuple[str, int, int, int], dict[str, Any]]:
-    """(kind, m, n, k) -> microseconds of torch's calls, each timed in a CUDA graph over different weights. A call
-    that torch refuses is its message."""
-    import torch  # noqa: PLC0415  (optional)
-
-    device, times = torch.device("cuda", found.index), {}
-    for case in wanted:
-        size = (case.m, case.n, case.k)
-        own: dict[str, Any] = {}
-        for name, make in (("bf16_us", _bf16), ("torch_us", _CALLS[case.kind])):
-            try:
-                own[name] = _graph_us(torch, device, case, make)
-            except Exception as error:  # whatever torch raises: the other rows go on
-                own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
-            torch.cuda.empty_cache()
-        times[(case.kind, *size)] = own
-        say(f"torch {case.kind} {size}: {own}")
-    return times
-
-
-def _bf16(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
-    def make() -> Callable[[], Any]:
-        w = torch.randn(case.n, case.k, device=device, dtype=torch.bfloat16)
-        out = torch.empty(case.m, case.n, device=device, dtype=torch.bfloat16)
-        return lambda: torch.mm(x, w.t(), out=out)
-
-    return case.n * case.k * 2, make
-
-
-def _int4pack(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
-    def make() -> Callable[[], Any]:
-        stored = torch.randint(0, 256, (case.n, case.k // 2), device=device, dtype=torch.uint8)
-        packed = torch._convert_weight_to_int4pack(stored, 8)
-        scales = torch.rand(case.k // 128, case.n, 2, device=device, dtype=torch.bfloat16)
-        return lambda: torch._weight_int4pack_mm(x, packed, 128, scales)
-
-    return case.n * case.k // 2, make
-
-
-def _int8pack(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
-    def make() -> Callable[[], Any]:
-        w = torch.randint(-128, 128, (case.n, case.k), device=device, dtype=torch.int8)
-        scales = torch.rand(case.n, device=device, dtype=torch.bfloat16)
-        return lambda: torch._weight_int8pack_mm(x, w, scales)
-
-    return case.n * case.k, make
-
-
-_CALLS: dict[str, Any] = {"w4a16": _int4pack, "w8a16": _int8pack}
-
-
-def _graph_us(torch: Any, device: Any, case: Case, of: Any) -> float:
-    x = torch.randn(case.m, case.k, device=device, dtype=torch.bfloat16)
-    size, make = of(torch, device, case, x)
-    calls = [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))]
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    begin = time.monotonic()
-    graph.replay()
-    torch.cuda.synchronize(device)
-    slow = time.monotonic() - begin > _SLOW
-    times = []
-    for _ in range(3 if slow else _REPEATS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 1e3 / len(calls))
-    return float(median(times))
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -207,7 +142,7 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
     """What the row's times are over our best."""
     best = found.get("best_us")
     out = {}
-    for name in ("default", "torch", "bf16"):
+    for name in ("default", "torch", "torch_fast", "bf16"):
         other = found.get(f"{name}_us")
         out[f"over_{name}"] = other / best if best and other else None
     limit = found.get("bound_us")
@@ -218,16 +153,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric means for each kind and number of rows."""
     out = []
     for kind in KINDS:
-        for m in TOKENS:
+        for m in sorted({one["m"] for one in rows if one["kind"] == kind}):
             mine = [one for one in rows if (one["kind"], one["m"]) == (kind, m) and one.get("best_us")]
             if not mine:
                 continue
             means: dict[str, Any] = {"kind": kind, "m": m, "rows": len(mine)}
-            for name in ("over_default", "over_torch", "over_bf16", "share_of_bound"):
+            for name in ("over_default", "over_torch", "over_torch_fast", "over_bf16", "share_of_bound"):
                 values = [one[name] for one in mine if one.get(name)]
                 means[name] = geometric_mean(values) if values else None
             out.append(means)
     return out
+
+
+def ceilings_by_type(
+    wanted: Sequence[Case], measured: Callable[[str], Ceilings | None]
+) -> dict[str, Ceilings | None]:
+    """The ceilings for each input type of the cases; None for a type whose large product cannot be measured."""
+    kinds = dict.fromkeys(case.problem.input_type for case in wanted)
+    return {kind: measured(kind) for kind in kinds}
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -237,16 +180,16 @@ def measure(options: argparse.Namespace) -> None:
     models = ("llama-3-8b",) if options.quick else tuple(LAYERS)
     wanted = list(cases(options.kinds, models, options.tokens))
     with_torch = options.device == "cuda" and "torch" in found.environment.libraries
-    times = torch_times(found, wanted) if with_torch else {}
+    times = torch_times(found.index, wanted) if with_torch else {}
     rows: list[dict[str, Any]] = []
     with DeviceClient(found, kernel_cache()) as runner:
-        ceilings = ceilings_of(runner, ["bf16"])
+        ceilings = ceilings_by_type(wanted, lambda kind: ceilings_of(runner, [kind]))
         for case in wanted:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
                 say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
                 break
             one = {
-                **case.words(), **tuned_row(runner, case, options.seconds, ceilings),
+                **case.words(), **tuned_row(runner, case, options.seconds, ceilings[case.problem.input_type]),
                 **times.get((case.kind, case.m, case.n, case.k), {}),
             }  # fmt: skip
             rows.append({**one, **ratios(one)})
@@ -279,7 +222,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="begin no further row after this time")
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of rows, instead of each kind's own")
     measure(parser.parse_args())
 
 

@@ -203,6 +203,8 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     if exact and not depths:
         unit = 0.0  # |a|, |b| <= 4, so every partial sum is exact; scaled sums of blocks are rounded
     rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
+    if p.compute == "int32" and _is_scaled(p):
+        rough += 2.0**-53 * p.k**0.5  # the reference adds up scaled integers in float64
     if p.weight_only:
         rough += _rounded_weights(p, distribution)
     if narrow and not exact:

@@ -22,6 +22,7 @@ from backends.gpu.compiled_family import CompiledFamily, compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.padded_family import padded_wgmma
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
+from backends.gpu.torch_int8 import TorchInt8
 from backends.gpu.torch_weights import TorchWeights
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
 from backends.gpu.user_kernel import user_family
@@ -82,9 +83,12 @@ class CudaBackend:
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]
-        if torch.unavailable(environment) is None and torch.supports(problem):
-            solution = next(iter(torch.solutions(problem, environment)))
-            found.append(Baseline(f"torch {environment.libraries['torch']}", solution, framework=True))
+        for family, words in ((torch, ""), (families[TorchInt8.name], ", _int_mm and scaling")):
+            if family.unavailable(environment) is None:
+                name = f"torch {environment.libraries['torch']}{words}"
+                found += [
+                    Baseline(name, one, framework=True) for one in family.solutions(problem, environment)
+                ]
         heuristic = families[CublasLtHeuristic.name]
         if heuristic.unavailable(environment) is None and heuristic.supports(problem):
             first: Solution = first_heuristic(environment, max_workspace_bytes)
@@ -226,7 +230,7 @@ def _families() -> Mapping[str, Family]:
     wgmma = CompiledFamily(FAMILIES["tile-wgmma"], nvrtc)
     made: list[Family] = [
         lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul("CUDA"),
-        TorchWeights("CUDA"),
+        TorchInt8(), TorchWeights("CUDA"),
         *triton_families(Triton()),
         padded_wgmma(wgmma, nvrtc),
         *compiled_families("cuda", nvrtc),

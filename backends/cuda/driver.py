@@ -114,7 +114,9 @@ def raise_for(name: str, what: str) -> None:
 
 
 #: gemmtune's type -> CUtensorMapDataType_enum's.
-_TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+_TENSOR_TYPES = {
+    "fp16": "FLOAT16", "bf16": "BFLOAT16", **dict.fromkeys(("int8", "fp8_e4m3", "fp8_e5m2"), "UINT8")
+}  # fmt: skip
 
 
 class CudaDriver:

@@ -42,8 +42,10 @@ _COMPUTES = {
 }  # fmt: skip
 #: torch.version's name of a platform -> what the local part of a version begins with.
 _SUFFIXES = {"cuda": "cu", "hip": "rocm"}
-#: The first torch with allow_fp16_accumulation.
-_FP16_ACCUMULATION = (2, 7)
+#: The first torch with allow_fp16_accumulation, and the first whose scales of blocks are known to be these.
+_FP16_ACCUMULATION, _SCALED_BLOCKS = (2, 7), (2, 11)
+#: Elements of k that share a scale of a block, and those whose scales are 16 bytes.
+_BLOCK, _WHOLE_BLOCKS = 128, 512
 
 
 def torch_build(platform: str) -> str | None:
@@ -114,6 +116,11 @@ class TorchMatmul(LibraryFamily):
         build = environment.libraries.get(self.library)
         if problem.compute == "fp16" and _version(build) < _FP16_ACCUMULATION:
             return f"torch {build} cannot accumulate in fp16; 2.7 can"
+        if _in_blocks(problem):
+            if not environment.arch.startswith("sm_90"):
+                return f"torch has scales of blocks on sm_90 alone, not on {environment.arch}"
+            if _version(build) < _SCALED_BLOCKS:
+                return f"torch {build} is not known to have scales of blocks; 2.11 has them"
         return None
 
     def load(
@@ -132,7 +139,8 @@ def _int_mm_takes(p: GemmProblem) -> bool:
 
 def _scaled_mm_takes(p: GemmProblem, known: Sequence[str]) -> bool:
     """torch._scaled_mm: row-major times column-major (BLAS: TN), k and columns multiples of 16, never e5m2
-    on both sides, a packed 16-bit or fp32 output; scales a tensor or, to bf16, a row and a column."""
+    on both sides, a packed 16-bit or fp32 output; scales a tensor or, to bf16, a row and a column, or of
+    blocks."""
     kinds = {p.dtype_a, p.dtype_b}
     both_e5m2 = len(kinds) == 1 and kinds <= _E5M2
     if not kinds <= set(known) or both_e5m2 or (p.trans_a, p.trans_b) != ("T", "N"):
@@ -144,7 +152,20 @@ def _scaled_mm_takes(p: GemmProblem, known: Sequence[str]) -> bool:
     if p.scale_d != "none" or p.scale_dtype not in (None, "fp32"):
         return False
     scales = {p.scale_a, p.scale_b}
-    return scales <= {"none", "tensor"} or (scales == {"outer"} and p.dtype_d == "bf16")
+    rows = scales == {"outer"} and p.dtype_d == "bf16"
+    return scales <= {"none", "tensor"} or rows or (_in_blocks(p) and _blocks_fit(p))
+
+
+def _in_blocks(p: GemmProblem) -> bool:
+    """Whether 128 x 128 weights share a scale, and 128 elements of a row of the call's first operand."""
+    return (p.scale_a, p.scale_b) == ("block_128x128", "block_1x128")
+
+
+def _blocks_fit(p: GemmProblem) -> bool:
+    """torch._scaled_mm's scales of blocks: e4m3 to bf16 without fast accumulation, and columns of scales that
+    are multiples of 16 bytes."""
+    kinds = (p.dtype_a, p.dtype_b, p.dtype_d) == ("fp8_e4m3", "fp8_e4m3", "bf16")
+    return kinds and p.bias is None and not p.fast_accumulation and p.k % _WHOLE_BLOCKS == 0
 
 
 def import_torch() -> Any:
@@ -327,6 +348,10 @@ def _scaled_mm(
     def scale(name: str, shape: tuple[int, int]) -> Any:
         if name not in tensors:
             return one
+        if name == "scale_b" and _in_blocks(p):  # [m, k / 128], and contiguous along m: copied once
+            return tensors[name].reshape(p.n, p.k // _BLOCK).t().contiguous().t()
+        if _in_blocks(p):  # [k / 128, n / 128] of w^T
+            return tensors[name].reshape(-1, p.k // _BLOCK).t()
         flat = tensors[name].reshape(-1)
         return flat.reshape(shape) if getattr(p, name) == "outer" else flat.reshape(())
 

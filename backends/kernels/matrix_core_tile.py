@@ -28,7 +28,7 @@ from backends.kernels.legality import (
 )
 from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
 from backends.kernels.worthwhile import broad
-from backends.operands import Operands
+from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -65,8 +65,21 @@ class ScaledArgs(GemmArgs):
 
     _fields_ = (
         ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p), ("scale_d", ctypes.c_void_p),
+        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
         ("scale_row", ctypes.c_int), ("scale_column", ctypes.c_int),
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, problem: GemmProblem, plain: GemmArgs, operands: Operands) -> ScaledArgs:
+        """The argument with the addresses of the problem's scales."""
+        args, shapes = cls(), layouts(problem)
+        ctypes.memmove(ctypes.byref(args), ctypes.byref(plain), ctypes.sizeof(GemmArgs))
+        args.scale_a, args.scale_b, args.scale_d = operands.scale_a, operands.scale_b, operands.scale_d
+        args.scale_a_bytes, args.scale_b_bytes = (
+            shapes[name].bytes if name in shapes else 0 for name in ("scale_a", "scale_b")
+        )
+        args.scale_row, args.scale_column = int(problem.scale_a == "outer"), int(problem.scale_b == "outer")
+        return args
 
 
 def kind_of(dtype: str) -> str:
@@ -80,12 +93,7 @@ class MatrixCoreConfig(KernelConfig):
 
     def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
         """The argument of both launches for one set of operands (device addresses)."""
-        plain = super().arguments(operands, workspace)
-        args, p = ScaledArgs(), self.product.problem
-        ctypes.memmove(ctypes.byref(args), ctypes.byref(plain), ctypes.sizeof(GemmArgs))
-        args.scale_a, args.scale_b, args.scale_d = operands.scale_a, operands.scale_b, operands.scale_d
-        args.scale_row, args.scale_column = int(p.scale_a == "outer"), int(p.scale_b == "outer")
-        return args
+        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
 
     @property
     def argument_bytes(self) -> int:

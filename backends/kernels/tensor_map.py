@@ -50,15 +50,15 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
 
 
 @lru_cache(maxsize=8)
-def argument_type(maps: int) -> type[Any]:
-    """The ctypes type of hopper.h: TensorArgs with `maps` maps; GemmArgs itself for none."""
+def argument_type(maps: int, product: type[GemmArgs] = GemmArgs) -> type[Any]:
+    """The ctypes type of hopper.h: TensorArgs with `maps` maps behind `product`, which it is for none."""
     if maps == 0:
-        return GemmArgs
-    beside = -ctypes.sizeof(GemmArgs) % MAP_ALIGNMENT
+        return product
+    own, beside = product, -ctypes.sizeof(product) % MAP_ALIGNMENT
 
     class TensorArgs(ctypes.Structure):
         _fields_ = (
-            ("product", GemmArgs),
+            ("product", own),
             ("beside", ctypes.c_char * beside),
             ("maps", ctypes.c_ubyte * MAP_BYTES * maps),
         )
@@ -70,7 +70,7 @@ def encoded(product: GemmArgs, maps: Sequence[bytes]) -> Any:
     """The kernel's argument with the maps as the driver encoded them."""
     if not maps:
         return product
-    args = argument_type(len(maps))()
+    args = argument_type(len(maps), type(product))()
     args.product = product
     for place, one in zip(args.maps, maps, strict=True):
         place[:] = one

@@ -34,7 +34,9 @@ TENSOR_MAP = "CUtensorMap"
 _TRITON_TYPES = {"i64": "long long", "i32": "int", "fp32": "float"}
 _BYTES = {name: ctypes.sizeof(kind) for kind, name in C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
 #: gemmtune dtype -> suffix of the CUtensorMapDataType.
-_TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+_TENSOR_TYPES = {
+    "fp16": "FLOAT16", "bf16": "BFLOAT16", **dict.fromkeys(("int8", "fp8_e4m3", "fp8_e5m2"), "UINT8")
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def kernel_argument(found: KernelConfig, inside: Mapping[str, Fill] = MappingPro
     if not found.tensors:
         size, alignment = ctypes.sizeof(own), ctypes.alignment(own)
         return Struct(own.__name__, size, alignment, tuple(fields))
-    whole = argument_type(len(found.tensors))
+    whole = argument_type(len(found.tensors), own)
     fields += [
         Argument(
             f"maps[{number}]",

@@ -17,8 +17,8 @@ from backends.registry import backend
 from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
-#: Families of quantised weights alone.
-WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-gemv")
+#: Families of quantised weights alone, and of 8-bit operands.
+WEIGHTS, BYTES = ("dequant-ring", "dequant-wgmma", "dequant-gemv"), ("bytes-ring",)
 
 
 def test_every_family_is_there_once_with_its_source() -> None:
@@ -35,7 +35,7 @@ def test_every_family_is_there_once_with_its_source() -> None:
             assert (ROOT / file).is_file()
         assert entry.vendors
         assert entry.parameters
-        assert "bf16" in entry.input_types or entry.name in ("triton-block-fp8", *WEIGHTS)
+        assert "bf16" in entry.input_types or entry.name in ("triton-block-fp8", *WEIGHTS, *BYTES)
     assert len({entry.description for entry in entries.values()}) == len(entries)
 
 

@@ -33,7 +33,7 @@
 //                             it are visible after it
 //   arrive_at_cluster() wait_for_cluster()
 //                             cluster_barrier<false>() in two parts
-//   read_peer() read_peer4()  load one or four fp32 at p's offset from the block of that rank (x varies
+//   read_peer() read_peer4()  load one or four fp32 or int32 at p's offset from the block of that rank (x varies
 //                             fastest)
 //   write_peer()              stores one fp32 there; a barrier must have shown before that the block has
 //                             started
@@ -50,9 +50,9 @@ struct alignas(64) TensorMap {
 };
 
 // A kernel's argument with tensor maps.
-template <int MAPS>
+template <int MAPS, typename PRODUCT = GemmArgs>
 struct TensorArgs {
-    GemmArgs product;
+    PRODUCT product;
     TensorMap maps[MAPS];
 };
 
@@ -159,11 +159,20 @@ GEMMTUNE_DEVICE float read_peer(const float* p, int rank) {
                  : "=f"(value) : "r"(shared_address(p)), "r"(rank) : "memory");
     return value;
 }
+GEMMTUNE_DEVICE int read_peer(const int* p, int rank) {
+    return static_cast<int>(as_unsigned(read_peer(reinterpret_cast<const float*>(p), rank)));
+}
 GEMMTUNE_DEVICE void read_peer4(const float* p, int rank, float (&out)[4]) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
                  "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
                  : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
                  : "r"(shared_address(p)), "r"(rank) : "memory");
+}
+GEMMTUNE_DEVICE void read_peer4(const int* p, int rank, int (&out)[4]) {
+    float four[4];
+    read_peer4(reinterpret_cast<const float*>(p), rank, four);
+    GEMMTUNE_UNROLL
+    for (int e = 0; e < 4; ++e) out[e] = static_cast<int>(as_unsigned(four[e]));
 }
 
 }  // namespace gemmtune

@@ -17,6 +17,7 @@
 //   multiply(d, a, b)      the instruction
 #pragma once
 
+#include "device/global_memory.h"
 #include "device/small_types.h"
 
 namespace gemmtune {
@@ -25,16 +26,6 @@ namespace gemmtune {
 template <int WORDS>
 struct Packed {
     unsigned at[WORDS];
-};
-
-// The type that products of two elements are added in.
-template <typename T>
-struct SumOf {
-    using Type = float;
-};
-template <>
-struct SumOf<Int8> {
-    using Type = int;
 };
 
 GEMMTUNE_DEVICE constexpr bool is_power_of_two(int x) { return x > 0 && (x & (x - 1)) == 0; }
@@ -57,17 +48,8 @@ inline unsigned permute_bytes(unsigned high, unsigned low, unsigned selector) {
     return out;
 }
 
-// Accesses to global memory: one element, or WORDS words at a multiple of their size or (ALIGNED false) at any
-// address. load_words() and load_element() read A or B.
-template <typename T>
-inline T load_global(const T* p) { return *p; }
-template <typename T>
-inline void store_global(T* p, T value) { *p = value; }
-template <int WORDS>
-inline void store_words(void* p, const unsigned (&words)[WORDS]) {
-    if (reinterpret_cast<u64>(p) % (4 * WORDS)) host::fail("a wide store to a misaligned address");
-    memcpy(p, words, sizeof words);
-}
+// load_words() and load_element() read A or B: WORDS words at a multiple of their size or (ALIGNED false) at any
+// address, or one element.
 template <bool ALIGNED, int WORDS>
 inline void load_words(const void* p, unsigned (&out)[WORDS]) {
     within_operand(p, 4 * WORDS);
@@ -133,33 +115,6 @@ GEMMTUNE_DEVICE unsigned permute_bytes(unsigned high, unsigned low, unsigned sel
     return __builtin_amdgcn_perm(high, low, selector);
 }
 
-// Address space 1 is global memory: pointers in a kernel's argument do not always show that.
-#define GEMMTUNE_GLOBAL __attribute__((address_space(1)))
-
-template <int BYTES>
-struct BitsOf;
-template <>
-struct BitsOf<1> {
-    typedef unsigned char Type;
-};
-template <>
-struct BitsOf<2> {
-    typedef unsigned short Type;
-};
-template <>
-struct BitsOf<4> {
-    typedef unsigned Type;
-};
-template <typename T>
-GEMMTUNE_DEVICE T load_global(const T* p) {
-    typedef typename BitsOf<sizeof(T)>::Type Bits;
-    return __builtin_bit_cast(T, *(const GEMMTUNE_GLOBAL Bits*)p);
-}
-template <typename T>
-GEMMTUNE_DEVICE void store_global(T* p, T value) {
-    typedef typename BitsOf<sizeof(T)>::Type Bits;
-    *(GEMMTUNE_GLOBAL Bits*)p = __builtin_bit_cast(Bits, value);
-}
 template <typename T>
 GEMMTUNE_DEVICE T load_element(const T* p) { return load_global(p); }
 
@@ -175,15 +130,6 @@ GEMMTUNE_DEVICE void load_words(const void* p, unsigned (&out)[WORDS]) {
     GEMMTUNE_UNROLL
     for (int i = 0; i < WORDS; ++i) out[i] = found[i];
 }
-template <int WORDS>
-GEMMTUNE_DEVICE void store_words(void* p, const unsigned (&words)[WORDS]) {
-    typedef unsigned Vector __attribute__((ext_vector_type(WORDS)));
-    Vector all;
-    GEMMTUNE_UNROLL
-    for (int i = 0; i < WORDS; ++i) all[i] = words[i];
-    *(GEMMTUNE_GLOBAL Vector*)p = all;
-}
-#undef GEMMTUNE_GLOBAL
 
 // A wavefront's accesses to shared memory are performed in order; only the compiler must keep that order, and
 // __builtin_amdgcn_wave_barrier() alone does not say that it concerns memory.

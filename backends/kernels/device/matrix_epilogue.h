@@ -8,7 +8,8 @@
 #pragma once
 
 #include "device/epilogue.h"
-#include "device/matrix_core.h"
+#include "device/global_memory.h"
+#include "device/small_types.h"
 
 namespace gemmtune {
 
@@ -16,7 +17,8 @@ namespace gemmtune {
 // (backends/kernels/matrix_core_tile.py: ScaledArgs)
 struct ScaledArgs : GemmArgs {
     const float *scale_a, *scale_b, *scale_d;
-    int scale_row, scale_column;  // from a row's (column's) scale to the next one's: 1, or 0 for one scale
+    i64 scale_a_bytes, scale_b_bytes;  // of all scales
+    int scale_row, scale_column;       // from a row's (column's) scale to the next one's: 1, or 0 for one scale
 };
 
 // Types of A, B, C, D and the bias.
@@ -37,7 +39,7 @@ GEMMTUNE_DEVICE i64 whole_of(Int32 value) { return value.value; }
 
 // Whether a scalar is a whole number that an int holds.
 GEMMTUNE_DEVICE bool is_whole(float value) {
-    return value >= -2147483648.0f && value < 2147483648.0f && value == __builtin_rintf(value);
+    return value >= -2147483648.0f && value < 2147483648.0f && value == GEMMTUNE_NEAREST(value);
 }
 
 // A place in D from which sums are finished: element (row, column) is so many rows and columns on.
@@ -97,14 +99,16 @@ struct MatrixFinish {
             if (row + e < rows) store_global(to + e * args.d_row, four[e]);
     }
 
-    // Stores the first element.
-    GEMMTUNE_DEVICE void store(Sum sum) const {
+    // Stores the first element, or the one `row` rows and `column` columns on, which is in D.
+    GEMMTUNE_DEVICE void store(Sum sum) const { store(0, 0, sum); }
+    GEMMTUNE_DEVICE void store(int row, int column, Sum sum) const {
+        D* const to = d + row * args.d_row + column * args.d_column;
         if (exact) {
-            store_global(d, whole(0, 0, sum));
+            store_global(to, whole(row, column, sum));
         } else {
             float value[1] = {static_cast<float>(sum)};
-            finish(0, 0, value);
-            store_global(d, narrow<D>(value[0]));
+            finish(row, column, value);
+            store_global(to, narrow<D>(value[0]));
         }
     }
 
@@ -215,8 +219,9 @@ private:
 };
 
 // The second launch of a product whose k is split among blocks, as epilogue.h: Reduce, for these sums and
-// epilogues: adds the slices' sums in order, one thread for each element of D.
-template <typename TYPES>
+// epilogues: adds the slices' sums in order, one thread for each element of D. SCALED: whether the scales of rows and
+// columns are still to be applied.
+template <typename TYPES, bool SCALED = true>
 struct AddSlices {
     using Args = ScaledArgs;
     static constexpr int kThreads = 256, kMinBlocks = 0, kSharedBytes = 0;
@@ -238,7 +243,9 @@ struct AddSlices {
         const auto* from = reinterpret_cast<const typename TYPES::Sum*>(args.partial) + at;
         typename TYPES::Sum sum = 0;
         for (int slice = 0; slice < args.splits; ++slice) sum += load_global(from + slice * all);
-        MatrixFinish<TYPES>(args, batch, i, j).store(sum);
+        MatrixFinish<TYPES> here(args, batch, i, j);
+        if (!SCALED) here.scale_a = here.scale_b = nullptr;
+        here.store(sum);
     }
 };
 

@@ -8,6 +8,7 @@
 //                                                 their compilers read what a whole loop needs before they use it
 //   GEMMTUNE_ADVANCE(pointer, by)                 advances a pointer that is not null
 //   GEMMTUNE_PICK(condition, x, y)                one of two elements of an array in registers
+//   GEMMTUNE_NEAREST(x)                           the nearest whole number as a float, ties to even
 //   GEMMTUNE_RARELY(condition)                    the condition, hinted unlikely: its branch is moved out of
 //                                                 line
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
@@ -76,6 +77,9 @@ struct alignas(16) Words {
 #include "device/portable_cuda.h"
 #endif
 
+#if !defined(GEMMTUNE_NEAREST)
+#define GEMMTUNE_NEAREST(X) __builtin_rintf(X)
+#endif
 #if !defined(GEMMTUNE_PICK)
 #define GEMMTUNE_PICK(CONDITION, X, Y) ((CONDITION) ? (X) : (Y))
 #endif

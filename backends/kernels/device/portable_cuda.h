@@ -197,6 +197,7 @@ GEMMTUNE_DEVICE float exponential(float x) {
     return out;
 }
 GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
+#define GEMMTUNE_NEAREST(X) rintf(X)
 
 }  // namespace gemmtune
 

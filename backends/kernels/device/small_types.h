@@ -85,13 +85,13 @@ template <>
 GEMMTUNE_DEVICE Int32 narrow<Int32>(float value) {
     if (value >= 2147483648.0f) return {0x7fffffff};
     if (value < -2147483648.0f) return {-0x7fffffff - 1};
-    return {static_cast<int>(__builtin_rintf(value))};
+    return {static_cast<int>(GEMMTUNE_NEAREST(value))};
 }
 template <>
 GEMMTUNE_DEVICE Int8 narrow<Int8>(float value) {
     value = value > 127.0f ? 127.0f : value;
     value = value < -128.0f ? -128.0f : value;
-    return {static_cast<signed char>(static_cast<int>(__builtin_rintf(value)))};
+    return {static_cast<signed char>(static_cast<int>(GEMMTUNE_NEAREST(value)))};
 }
 
 // Whole numbers, saturated.
@@ -117,6 +117,16 @@ template <>
 constexpr bool kInteger<Int8> = true;
 template <>
 constexpr bool kInteger<Int32> = true;
+
+// The type that products of two elements are added in.
+template <typename T>
+struct SumOf {
+    using Type = float;
+};
+template <>
+struct SumOf<Int8> {
+    using Type = int;
+};
 
 // The bits of an element.
 GEMMTUNE_DEVICE unsigned bits_of(float value) { return as_unsigned(value); }

@@ -139,44 +139,42 @@ inline void send(const Box& box) {
     memset(box.to, 0xff, box_bytes(box.map));  // a read of the old contents finds NaN
 }
 
-// Adds to this lane's sums the product of the matrices at two descriptors: 64 lines and N lines of 16 elements
-// each (wgmma.h).
+// Adds to this lane's sums, or (ADD false) sets them to, the product of the matrices at two descriptors: 64 lines and
+// N lines of 32 bytes each (wgmma.h, wgmma_bytes.h). A sum of at most 32 products of int8 is exact in fp32.
 template <typename T>
-inline void read_line(u64 lines, int line, float (&out)[16]) {
+inline void read_line(u64 lines, int line, float (&out)[32 / sizeof(T)]) {
+    constexpr int kOf = 16 / static_cast<int>(sizeof(T));
     for (int chunk = 0; chunk < 2; ++chunk) {
-        T elements[8];
-        memcpy(elements, swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
-        for (int e = 0; e < 8; ++e) out[chunk * 8 + e] = widen(elements[e]);
+        T elements[kOf];
+        memcpy(static_cast<void*>(elements), swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
+        for (int e = 0; e < kOf; ++e) out[chunk * kOf + e] = widen(elements[e]);
     }
 }
-template <typename T, int N>
-inline void add_to(float* d, const float (&rows)[2][16], u64 b) {
-    float column[16];
+template <typename B, int N, typename SUM, bool ADD, int DEPTH>
+inline void add_to(void* sums, const float (&rows)[2][DEPTH], u64 b) {
+    SUM* const d = static_cast<SUM*>(sums);
+    float column[DEPTH];
     for (int at = 0; at < N / 4; ++at) {
-        read_line<T>(b, at / 2 * 8 + lane_index() % 4 * 2 + at % 2, column);
+        read_line<B>(b, at / 2 * 8 + lane_index() % 4 * 2 + at % 2, column);
         for (int half = 0; half < 2; ++half) {
             float sum = 0.0f;
-            for (int e = 0; e < 16; ++e) sum += rows[half][e] * column[e];
-            d[at / 2 * 4 + half * 2 + at % 2] += sum;
+            for (int e = 0; e < DEPTH; ++e) sum += rows[half][e] * column[e];
+            SUM& to = d[at / 2 * 4 + half * 2 + at % 2];
+            to = (ADD ? to : SUM(0)) + static_cast<SUM>(sum);
         }
     }
 }
-template <typename T, int N>
+template <typename A, typename B, int N, typename SUM, bool ADD>
 inline void add_products(const Multiplication& one) {
     const int row = warp_index() % 4 * 16 + lane_index() / 4;
-    float rows[2][16];
-    read_line<T>(one.a, row, rows[0]);
-    read_line<T>(one.a, row + 8, rows[1]);
-    add_to<T, N>(one.sums, rows, one.b);
+    float rows[2][32 / sizeof(A)];
+    read_line<A>(one.a, row, rows[0]);
+    read_line<A>(one.a, row + 8, rows[1]);
+    add_to<B, N, SUM, ADD>(one.sums, rows, one.b);
 }
 template <typename T, int N>
 inline void add_held(const Multiplication& one) {
-    add_to<T, N>(one.sums, one.rows, one.b);
-}
-// Performs a product at once in reverse, else when a wait for it ends.
-inline void issue(const Multiplication& one) {
-    if (machine.reversed) one.perform(one);
-    else machine.fibers[machine.current].products.push_back(one);
+    add_to<T, N, float, true>(one.sums, one.rows, one.b);
 }
 struct Fragment {
     unsigned a[4];
@@ -259,21 +257,31 @@ inline void end_products() {
     host::Fiber& fiber = host::machine.fibers[host::machine.current];
     fiber.multiplies = false, ++fiber.product_groups;
 }
+namespace host {
+// Performs a product at once in reverse, else when a wait for it ends.
+template <int N>
+inline void issue(const Multiplication& one) {
+    Fiber& fiber = machine.fibers[machine.current];
+    if (!fiber.multiplies) fail("a product that no group of products has begun for");
+    check_matrix(one.b, N);
+    if (machine.reversed) one.perform(one);
+    else fiber.products.push_back(one);
+}
+template <int N>
+inline void issue(void (*perform)(const Multiplication&), void* d, u64 a, u64 b) {
+    check_matrix(a, 64);
+    issue<N>({perform, d, a, b, machine.fibers[machine.current].product_groups, {}});
+}
+}  // namespace host
 template <typename T, int N>
 inline void multiply(float (&d)[N / 2], u64 a, u64 b) {
-    host::Fiber& fiber = host::machine.fibers[host::machine.current];
-    if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
-    host::check_matrix(a, 64);
-    host::check_matrix(b, N);
-    host::issue({host::add_products<T, N>, d, a, b, fiber.product_groups, {}});
+    host::issue<N>(host::add_products<T, T, N, float, true>, d, a, b);
 }
 template <typename T, int N>
 inline void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
-    host::Fiber& fiber = host::machine.fibers[host::machine.current];
-    if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
-    host::check_matrix(b, N);
     const auto lanes = host::exchange(host::Fragment{{a[0], a[1], a[2], a[3]}});
-    host::Multiplication one{host::add_held<T, N>, d, 0, b, fiber.product_groups, {}};
+    const int group = host::machine.fibers[host::machine.current].product_groups;
+    host::Multiplication one{host::add_held<T, N>, d, 0, b, group, {}};
     for (int half = 0; half < 2; ++half) {
         for (int k = 0; k < 16; k += 2) {
             float pair[2];
@@ -281,7 +289,7 @@ inline void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
             one.rows[half][k] = pair[0], one.rows[half][k + 1] = pair[1];
         }
     }
-    host::issue(one);
+    host::issue<N>(one);
 }
 inline void show_to_products() {}
 template <int GROUPS>
@@ -315,14 +323,16 @@ inline void wait_for_cluster() {
     if (host::machine.block % 2 == 1) cluster_barrier<false>();
 }
 template <typename T>
-inline T read_aligned_peer(const float* p, int rank) {
+inline T read_aligned_peer(const void* p, int rank) {
     if (!host::machine.fibers[host::machine.current].sees)
         host::fail("what other blocks stored is not seen yet");
     return *host::peer(reinterpret_cast<const T*>(p), rank);
 }
 inline void write_peer(float* p, int rank, float value) { *host::peer(p, rank) = value; }
-inline float read_peer(const float* p, int rank) { return read_aligned_peer<float>(p, rank); }
-inline void read_peer4(const float* p, int rank, float (&out)[4]) {
+template <typename SUM>
+inline SUM read_peer(const SUM* p, int rank) { return read_aligned_peer<SUM>(p, rank); }
+template <typename SUM>
+inline void read_peer4(const SUM* p, int rank, SUM (&out)[4]) {
     const Words four = read_aligned_peer<Words>(p, rank);
     memcpy(out, &four, sizeof out);
 }

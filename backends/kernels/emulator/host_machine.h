@@ -26,7 +26,7 @@ struct Copy {
 // A thread's part of a pending wgmma on matrices in shared memory; `rows` of A, if registers hold it.
 struct Multiplication {
     void (*perform)(const Multiplication&);
-    float* sums;
+    void* sums;
     u64 a, b;
     int group;
     float rows[2][16];
@@ -291,10 +291,17 @@ inline void may_copy(int number, const void* operand, i64 bytes) {
     const char* const begin = static_cast<const char*>(operand);
     machine.operands[number] = {begin - reinterpret_cast<u64>(begin) % 16, begin + bytes, begin};
 }
-// A GEMM kernel's argument names both operands; other arguments name none.
+template <typename ARGS>
+inline auto tell_scales(const ARGS* args, int) -> decltype(args->scale_a_bytes, void()) {
+    may_copy(2, args->scale_a, args->scale_a_bytes), may_copy(3, args->scale_b, args->scale_b_bytes);
+}
+template <typename ARGS>
+inline void tell_scales(const ARGS*, long) {}
+// A GEMM kernel's argument names both operands, and their scales if there may be any; other arguments name none.
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->a_bytes, void()) {
     may_copy(0, args->a, args->a_bytes), may_copy(1, args->b, args->b_bytes);
+    tell_scales(args, 0);
 }
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, void()) {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from backends.kernels.families.async_copy import AsyncCopy
 from backends.kernels.families.block_tile_1d import BlockTile1d
 from backends.kernels.families.block_tile_2d import BlockTile2d
+from backends.kernels.families.bytes_ring import BytesRing
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_ring import DequantRing
@@ -33,15 +34,14 @@ from backends.kernels.families.vectorized import Vectorized
 from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
-#: In the order in which a search visits them: families for few columns, for quantised weights, for small
-#: GEMMs, tensor cores, then the SGEMM steps, the last step first.
+#: In the order in which a search visits them: families for few columns, for 8-bit operands, for quantised
+#: weights, for small GEMMs, tensor cores, then the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
-        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(),
-        SkinnyShifted(), SkinnyMma(), DequantRing(), DequantWgmma(), DequantGemv(), SmallBatch(),
-        ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
-        DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
-        Coalesced(), Naive(),
+        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
+        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantGemv(), SmallBatch(), ShortK(),
+        TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(),
+        Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

@@ -12,18 +12,29 @@
 // Split k: SPLITS blocks (a cluster along y) each have a slice of k of one tile of D. At the end each block
 // adds up its share of the tile's columns over all slices, in the order of slices, through distributed shared
 // memory, and stores them. There is no workspace and no second launch.
+//
+// TYPES: Types of 16-bit floats, or MatrixTypes of 8-bit elements with the epilogue of matrix_epilogue.h: scales, and
+// sums of int8 in int32. Tiles are 64 deep for 16-bit elements and 128 for 8-bit ones: 128 bytes. SUMS: kPlain keeps an
+// element's sum in its instruction's registers. kPromoted, for 8-bit floats, adds the sum of every tile's 128 elements in
+// fp32. kScaled multiplies it by the scales of 128 x 128 elements of A and of 128 of B's column before.
 #pragma once
 
-#include "device/epilogue.h"
 #include "device/hopper.h"
 #include "device/tile_order.h"
+#include "device/wgmma_bytes.h"
+#include "device/wgmma_types.h"
 
 namespace gemmtune {
 
-template <typename TYPES, int BM, int BN, int STAGES, int SHARE, int SHARE_B, int SPLITS, int GROUP>
+template <typename TYPES, int BM, int BN, int STAGES, int SHARE, int SHARE_B, int SPLITS, int GROUP,
+          WgmmaSums SUMS = kPlain>
 struct TileWgmma {
-    using T = typename TYPES::Input;
-    static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kDeep / 16;
+    using Of = WgmmaOf<TYPES>;
+    using T = typename Of::A;
+    using Sum = typename Of::Sum;
+    using Product = typename Of::Product;
+    using End = typename Of::Finish;
+    static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kMapLine / 32;
     static constexpr int kWorkers = BM / 16, kWarps = kWorkers + 1;  // consumer warps, and the producer warp
     static constexpr int kThreads = 32 * kWarps, kMinBlocks = 0;
     static constexpr int kTiles = SHARE * SHARE_B, kBlocks = kTiles * SPLITS;  // in a cluster
@@ -40,15 +51,17 @@ struct TileWgmma {
     static constexpr int kPlace = kBarriers + 2 * STAGES * 8;
     static constexpr int kSharedBytes = (kPlace + static_cast<int>(sizeof(Place)) + 1023) / 1024 * 1024;
     static constexpr bool kWaits = true;
-    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit floats, fragments of 32 lanes");
+    static_assert(sizeof(T) == (Of::kBytes ? 1 : 2) && kWarp == 32, "8 or 16 bits, fragments of 32 lanes");
+    static_assert(SUMS == kPlain || (Of::kBytes && !kInteger<T>), "8-bit floats' sums");
+    static_assert(!Of::kBytes || has_columns<T>(BN), "columns of an instruction");
     static_assert(BM % 64 == 0 && BN % 8 == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
     static_assert(BM % (8 * SHARE) == 0 && BN % (8 * SHARE_B) == 0, "parts are whole groups of eight lines");
     static_assert(kBlocks <= 8, "a cluster has eight blocks");
 
-    using Args = TensorArgs<2>;  // maps of A and of B
+    using Args = TensorArgs<2, Product>;  // maps of A and of B
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
-        const GemmArgs& args = all.product;
+        const Product& args = all.product;
         Barrier* const full = reinterpret_cast<Barrier*>(shared + kBarriers);
         Barrier* const empty = full + STAGES;
         Place* const place = reinterpret_cast<Place*>(shared + kPlace);
@@ -74,9 +87,9 @@ struct TileWgmma {
         else block_barrier();
         wait_for_launches();
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
-        float* const patch = reinterpret_cast<float*>(shared);
-        float sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
-        if (!copies) multiply_tiles(shared, tiles, full, empty, sum);
+        Sum* const patch = reinterpret_cast<Sum*>(shared);
+        Sum sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
+        if (!copies) multiply_tiles(args, shared, *place, begin, tiles, full, empty, sum);
         else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
@@ -157,12 +170,17 @@ private:
         else copy_box(to, map, p, line, z, done, blocks);
     }
 
-    static GEMMTUNE_DEVICE void multiply_tiles(char* shared, int tiles, Barrier* full, Barrier* empty,
-                                               float (&sum)[BN / 2]) {
+    // Whether others read the place of the tile in D is known when the first tile has arrived: the producer has stored
+    // it before.
+    static GEMMTUNE_DEVICE void multiply_tiles(const Product& args, char* shared, const Place& place, int begin,
+                                               int tiles, Barrier* full, Barrier* empty, Sum (&sum)[BN / 2]) {
         const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
         const u64 first_b = shared_matrix(shared + kBytesA);
+        Sum part[SUMS == kPlain ? 1 : BN / 2];  // of one tile
         GEMMTUNE_UNROLL
-        for (float& one : sum) one = 0.0f;
+        for (Sum& one : sum) one = 0;
+        GEMMTUNE_UNROLL
+        for (Sum& one : part) one = 0;
         Ring ring(kFilled);
         int last = 0;
         GEMMTUNE_ROLL
@@ -171,18 +189,58 @@ private:
             begin_products();
             const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
             GEMMTUNE_UNROLL
-            for (int step = 0; step < kSteps; ++step)
-                multiply<T, BN>(sum, first_a + on + step * kMatrixStep, first_b + on + step * kMatrixStep);
+            for (int step = 0; step < kSteps; ++step) {
+                const u64 a = first_a + on + step * kMatrixStep, b = first_b + on + step * kMatrixStep;
+                if constexpr (SUMS == kPlain) multiply_step(sum, a, b, true);
+                else multiply_step(part, a, b, step > 0);
+            }
             end_products();
-            wait_products<1>();  // those of the tile before
-            // Only stages that will be filled again are released: their producers wait for this, so their
-            // blocks have not exited.
-            if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
-            last = ring.stage;
+            if constexpr (SUMS == kPlain) {
+                wait_products<1>();  // those of the tile before
+                // Only stages that will be filled again are released: their producers wait for this, so their
+                // blocks have not exited.
+                if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
+                last = ring.stage;
+            } else {
+                const Scales scales(args, place, begin + tile);  // loaded while the products are computed
+                wait_products<0>(), settle(part);
+                if (tile + STAGES < tiles) release(&empty[ring.stage]);
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part[at];
+            }
             ring.advance();
         }
         wait_products<0>();
     }
+    static GEMMTUNE_DEVICE void multiply_step(Sum (&sum)[BN / 2], u64 a, u64 b, bool add) {
+        if constexpr (Of::kBytes) multiply_bytes<T, typename Of::B, BN>(sum, a, b, add);
+        else multiply<T, BN>(sum, a, b);
+    }
+
+    // kScaled: the scale of a warpgroup's rows of A times those of a thread's columns of B, for 128 elements of k.
+    struct Scales {
+        float factor[SUMS == kScaled ? BN / 4 : 1];
+
+        GEMMTUNE_DEVICE Scales(const Product& args, const Place& place, int block) {
+            if constexpr (SUMS == kScaled) {
+                const i64 groups = (args.k - 1) / kDeep + 1, row = place.i + warp_index() / 4 * 64;
+                const i64 first = place.j + lane_index() % 4 * 2;
+                const float rows = row < args.m ? load_global(args.scale_a + row / 128 * groups + block) : 0.0f;
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < BN / 4; ++at) {
+                    const i64 column = first + at / 2 * 8 + at % 2;
+                    factor[at] = column < args.n ? load_global(args.scale_b + column * groups + block) : 0.0f;
+                }
+                GEMMTUNE_UNROLL
+                for (float& one : factor) one *= rows;
+            }
+        }
+        GEMMTUNE_DEVICE float of(int at) const {
+            if constexpr (SUMS == kScaled) return factor[at / 4 * 2 + at % 2];
+            else return 1.0f;
+        }
+    };
+
     // Permits this and the other producers to overwrite a stage.
     static GEMMTUNE_DEVICE void release(Barrier* empty) {
         if (kReaders == 1) {
@@ -192,31 +250,33 @@ private:
         }
     }
 
-    static GEMMTUNE_DEVICE void lay_out(const float (&sum)[BN / 2], float* patch) {
+    static GEMMTUNE_DEVICE void lay_out(const Sum (&sum)[BN / 2], Sum* patch) {
         const int lane = lane_index(), group = lane / 4, member = lane % 4;
-        float* const to = patch + member * 2 * kPitch + warp_index() * 16 + group;
+        Sum* const to = patch + member * 2 * kPitch + warp_index() * 16 + group;
         GEMMTUNE_UNROLL
         for (int at = 0; at < BN / 2; ++at)
             to[(at / 4 * 8 + at % 2) * kPitch + at / 2 % 2 * 8] = sum[at];
     }
 
     // The sum of one element over all slices.
-    static GEMMTUNE_DEVICE float added(const float* at) {
+    static GEMMTUNE_DEVICE Sum added(const Sum* at) {
         if (SPLITS == 1) return *at;
-        float all = read_peer(at, slicer(0));
+        Sum all = read_peer(at, slicer(0));
         GEMMTUNE_UNROLL
         for (int slice = 1; slice < SPLITS; ++slice) all += read_peer(at, slicer(slice));
         return all;
     }
+    static GEMMTUNE_DEVICE float sum_of(unsigned bits, float) { return as_float(bits); }
+    static GEMMTUNE_DEVICE int sum_of(unsigned bits, int) { return static_cast<int>(bits); }
     // The sums of four neighbours in a column over all slices.
-    static GEMMTUNE_DEVICE void added4(const float* at, float (&four)[4]) {
+    static GEMMTUNE_DEVICE void added4(const Sum* at, Sum (&four)[4]) {
         if (SPLITS == 1) {
             const Words words = *reinterpret_cast<const Words*>(at);
             GEMMTUNE_UNROLL
-            for (int e = 0; e < 4; ++e) four[e] = as_float(words.at[e]);
+            for (int e = 0; e < 4; ++e) four[e] = sum_of(words.at[e], Sum());
             return;
         }
-        float all[SPLITS][4];
+        Sum all[SPLITS][4];
         GEMMTUNE_UNROLL
         for (int slice = 0; slice < SPLITS; ++slice) read_peer4(at, slicer(slice), all[slice]);
         GEMMTUNE_UNROLL
@@ -231,35 +291,38 @@ private:
     // several columns or, if D does not permit 4-element stores, every 32nd row of some columns. This is most
     // of the work after the last multiplication, and bound by instruction issue, so plain epilogues have a path
     // of their own.
-    static GEMMTUNE_DEVICE void store(const GemmArgs& args, unsigned batch, Place place, int slice,
-                                      const float* patch) {
-        const Finish<TYPES, 1> here(args, batch, place.i, place.j);
+    static GEMMTUNE_DEVICE void store(const Product& args, unsigned batch, Place place, int slice,
+                                      const Sum* patch) {
+        End here(args, batch, place.i, place.j);
+        if constexpr (SUMS == kScaled) here.scale_a = here.scale_b = nullptr;  // they are in the sums
         const int columns = here.columns < BN ? here.columns : BN;
         const int row = static_cast<int>(thread_index()) % kFours * 4;
-        if (!here.fours && here.plain) store_lines<true>(here, columns, slice, patch);
-        else if (!here.fours) store_lines<false>(here, columns, slice, patch);
-        else if (here.plain && row + 4 <= here.rows) store_fours<true>(here, row, columns, slice, patch);
+        if constexpr (!Of::kBytes) {
+            if (!here.fours && here.plain) return store_lines<true>(here, columns, slice, patch);
+            if (here.fours && here.plain && row + 4 <= here.rows)
+                return store_fours<true>(here, row, columns, slice, patch);
+        }
+        if (!here.fours) store_lines<false>(here, columns, slice, patch);
         else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
     }
     static constexpr int kFours = BM / 4;  // threads along a column
 
     template <bool PLAIN>
-    static GEMMTUNE_DEVICE void store_fours(const Finish<TYPES, 1>& here, int row, int columns, int slice,
-                                            const float* patch) {
+    static GEMMTUNE_DEVICE void store_fours(const End& here, int row, int columns, int slice, const Sum* patch) {
         constexpr int kAcross = kWorkers * 32 / kFours * SPLITS, kAtOnce = PLAIN ? 4 : 1;
         int column = static_cast<int>(thread_index()) / kFours * SPLITS + slice;
         typename TYPES::D* to = here.d + row + column * here.args.d_column;
-        const float* from = patch + column * kPitch + row;
+        const Sum* from = patch + column * kPitch + row;
         GEMMTUNE_ROLL
         for (; column < columns; column += kAtOnce * kAcross) {
-            float four[kAtOnce][4];
+            Sum four[kAtOnce][4];
             GEMMTUNE_UNROLL
             for (int n = 0; n < kAtOnce; ++n)
                 if (column + n * kAcross < columns) added4(from + n * kAcross * kPitch, four[n]);
             GEMMTUNE_UNROLL
             for (int n = 0; n < kAtOnce; ++n) {
                 if (column + n * kAcross >= columns) break;
-                if (PLAIN) here.write4(to, four[n]);
+                if constexpr (PLAIN) here.write4(to, four[n]);
                 else here.store4(row, column + n * kAcross, four[n]);
                 to += kAcross * here.args.d_column;
             }
@@ -268,25 +331,24 @@ private:
     }
 
     template <bool PLAIN>
-    static GEMMTUNE_DEVICE void store_lines(const Finish<TYPES, 1>& here, int columns, int slice,
-                                            const float* patch) {
+    static GEMMTUNE_DEVICE void store_lines(const End& here, int columns, int slice, const Sum* patch) {
         constexpr int kAcross = kWorkers * SPLITS, kAtOnce = PLAIN ? BM / 32 : 1;
         const int lane = lane_index(), left = here.rows - lane;
         int column = warp_index() * SPLITS + slice;
         typename TYPES::D* to = here.d + lane + column * here.args.d_column;
-        const float* from = patch + column * kPitch + lane;
+        const Sum* from = patch + column * kPitch + lane;
         GEMMTUNE_ROLL
         for (; column < columns; column += kAcross) {
             GEMMTUNE_ROLL
             for (int at = 0; at < BM; at += kAtOnce * 32) {
-                float value[kAtOnce];
+                Sum value[kAtOnce];
                 GEMMTUNE_UNROLL
                 for (int n = 0; n < kAtOnce; ++n)
                     if (at + n * 32 < left) value[n] = added(from + at + n * 32);
                 GEMMTUNE_UNROLL
                 for (int n = 0; n < kAtOnce; ++n) {
                     if (at + n * 32 >= left) continue;
-                    if (PLAIN) to[at + n * 32] = narrow<typename TYPES::D>(here.args.alpha * value[n]);
+                    if constexpr (PLAIN) to[at + n * 32] = narrow<typename TYPES::D>(here.args.alpha * value[n]);
                     else here.store(at + n * 32 + lane, column, value[n]);
                 }
             }

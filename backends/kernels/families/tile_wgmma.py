@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from math import ceil, prod
 from typing import ClassVar
 
 from backends.archs import GpuArch
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.kernels.cluster import (
     MOST_BLOCKS_OF_CLUSTER,
@@ -23,21 +25,25 @@ from backends.kernels.legality import (
     OTHER_REGISTERS,
     arch_of,
     capability,
-    deep_rule,
     grid_rule,
     registers_rule,
     shared_rule,
     whole_rule,
 )
+from backends.kernels.matrix_core_tile import ScaledArgs
 from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm, oriented
-from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
+from backends.kernels.scaled import FP8, blocks, matrix_types, unsupported_bytes
+from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, argument_type, map_of
+from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
 #: The most candidates that are listed, in all and of a tile of D.
 MOST, MOST_OF_TILE = 48, 6
-#: Rows of D of a warpgroup, the unit of a tile's columns, elements of k in a tile.
-_ROWS, _COLUMNS, _DEEP = 64, 8, 64
+#: Rows of D of a warpgroup, the unit of a tile's columns.
+_ROWS, _COLUMNS = 64, 8
+#: Columns of an instruction of int8 beside the multiples of 16.
+_OTHER_COLUMNS = (8, 24)
 #: Lines of the swizzle's pattern; parts of a tile are whole multiples of it.
 _SWIZZLED = 8
 #: The fewest tiles along k in a slice that is worth trying.
@@ -68,6 +74,11 @@ class WgmmaTile:
     splits: int
 
     @property
+    def deep(self) -> int:
+        """Elements of k in a tile."""
+        return LINE_BYTES // self.product.element_bytes
+
+    @property
     def threads(self) -> int:
         """Threads of a block: the consumer warps, and a producer warp of which one thread requests the
         copies."""
@@ -80,8 +91,9 @@ class WgmmaTile:
 
     @property
     def sums(self) -> int:
-        """Registers for a thread's part of the tile."""
-        return self.bn // 2
+        """Registers for a thread's part of the tile; twice where tiles' sums are added apart, and half as
+        many more for scales of blocks."""
+        return {"kPlain": 2, "kPromoted": 4, "kScaled": 5}[_sums(self.product)] * self.bn // 4
 
     @property
     def stage_bytes(self) -> int:
@@ -132,13 +144,14 @@ class WgmmaTile:
         p, units = self.product, self.units(environment)
         blocks, here = self.all_blocks, self.beside(environment)
         at_once = min(blocks, here * units)
-        steps = ceil(ceil(p.k / _DEEP) / self.splits)
+        steps = ceil(ceil(p.k / self.deep) / self.splits)
         copied = at_once * (self.bm / self.share + self.bn / self.share_b) * LINE_BYTES
         if p.line_bytes("a") % LINE_BYTES or p.line_bytes("b") % LINE_BYTES:
             copied *= _BETWEEN_LINES
         least = (p.m + p.n) * p.k * p.element_bytes * p.batch
         step = max(
-            here * self.bm * self.bn * _DEEP / _PRODUCTS, copied / _L2_BYTES, _ARRIVAL / 2 / self.stages,
+            here * self.bm * self.bn * LINE_BYTES / 2 / _PRODUCTS, copied / _L2_BYTES,
+            _ARRIVAL / 2 / self.stages,
             least / _MEMORY_BYTES * at_once / blocks / steps,
         )  # fmt: skip
         waves = max(1.0, blocks / (units * here))
@@ -151,7 +164,8 @@ class TileWgmma(KernelFamily):
     """Hopper's tensor cores (wgmma) on tiles that its copy engine loads (TMA), in clusters whose blocks share
     them.
 
-    tile_wgmma.h. Parameters: tile_m x tile_n of D per block, stages (tiles of 64 along k in shared memory),
+    tile_wgmma.h. Parameters: tile_m x tile_n of D per block, stages (tiles of 128 bytes along k in shared
+    memory),
     share (neighbouring blocks in a row, which use the same tile of A), share_b (blocks in a column, which use
     the same tile of B), splits (blocks of a cluster along k, which add their sums through distributed shared
     memory), group (rows of tiles in a band of the tile order)."""
@@ -160,11 +174,19 @@ class TileWgmma(KernelFamily):
     version = 2
     name = "tile-wgmma"
     vendors = ("cuda",)
-    computes = (("fp16", "fp32"), ("bf16", "fp32"))
+    computes = (
+        ("fp16", "fp32"), ("bf16", "fp32"), ("int8", "int32"), ("fp8_e4m3", "fp32"), ("fp8_e5m2", "fp32"),
+    )  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(8, 257, 8)), "stages": (2, 3, 4, 5, 6, 7, 8),
         "share": (1, 2, 4), "share_b": (1, 2, 4), "splits": (1, 2, 3, 4, 5, 6, 7, 8), "group": (1, 8),
     }  # fmt: skip
+
+    def unsupported(self, problem: GemmProblem) -> str | None:
+        """Why none of its candidates has the problem's types, compute type or scaling, or None."""
+        if DTYPES[problem.dtype_a].bits == 8 and not problem.weight_only:
+            return unsupported_bytes(problem)
+        return super().unsupported(problem)
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """Candidates by clocks(): for every tile and cluster the deepest pipelines that fit one to three
@@ -187,7 +209,10 @@ class TileWgmma(KernelFamily):
                 yield values
 
     def _tiles(self, product: OrientedGemm, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        steps, room = ceil(product.k / _DEEP), arch_of(environment).unit_shared_bytes
+        steps, room = (
+            ceil(product.k * product.element_bytes / LINE_BYTES),
+            arch_of(environment).unit_shared_bytes,
+        )
         slices = [splits for splits in range(1, 9) if splits == 1 or steps >= _LEAST_SLICE * splits]
         for bm, bn in self._sides(product):
             most = {(room // blocks - 2 * _BLOCK_SHARED) // ((bm + bn) * LINE_BYTES) for blocks in (1, 2, 3)}
@@ -238,6 +263,7 @@ class TileWgmma(KernelFamily):
             )
         return (
             whole_rule(t.bn, _SWIZZLED * t.share_b, "tile_n", "share_b parts of eight lines,")
+            or _columns_rule(t)
             or shared_rule(t.shared_bytes, arch)
             or registers_rule(t.sums, t.scheduled_threads, arch)
             or grid_rule(t.blocks, t.threads, product, arch)
@@ -248,11 +274,51 @@ class TileWgmma(KernelFamily):
         product = OrientedGemm(problem)
         t = self.tile(product, values)
         numbers = (t.bm, t.bn, t.stages, t.share, t.share_b, t.splits, number(values, "group"))
-        return ClusterConfig(
-            product, self.header, f"TileWgmma<{product.types}, {', '.join(map(str, numbers))}>", t.threads,
+        if product.element_bytes == 1:
+            arguments = [matrix_types(problem), *map(str, numbers), f"gemmtune::{_sums(product)}"]
+        else:
+            arguments = [product.types, *map(str, numbers)]
+        made = ScaledClusterConfig if product.element_bytes == 1 else ClusterConfig
+        return made(
+            product, self.header, f"TileWgmma<{', '.join(arguments)}>", t.threads,
             t.shared_bytes, t.blocks, arch_specific=True, tiles=t.tiles, slices=t.splits,
             tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn // t.share_b)),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScaledClusterConfig(ClusterConfig):
+    """A configuration whose argument has scales."""
+
+    def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
+        """The argument for one set of operands (device addresses)."""
+        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of TensorArgs<2, ScaledArgs>."""
+        return ctypes.sizeof(argument_type(len(self.tensors), ScaledArgs))
+
+    @property
+    def sums(self) -> str:
+        """The class of the entry point of a second launch, which this family never makes."""
+        return f"gemmtune::AddSlices<{matrix_types(self.product.problem)}>"
+
+
+def _sums(product: OrientedGemm) -> str:
+    """tile_wgmma.h: enum WgmmaSums, for the product."""
+    p = product.problem
+    if blocks(p):
+        return "kScaled"
+    return "kPromoted" if p.dtype_a in FP8 and not p.fast_accumulation else "kPlain"
+
+
+def _columns_rule(t: WgmmaTile) -> str | None:
+    """The columns of an instruction of int8."""
+    if t.product.problem.dtype_a == "int8" and t.bn % 16 and t.bn not in _OTHER_COLUMNS:
+        known = ", ".join(map(str, _OTHER_COLUMNS))
+        return f"tile_n of int8 is a multiple of 16 or one of {known}, not {t.bn}"
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -266,7 +332,9 @@ def _product_rule(product: OrientedGemm) -> str | None:
             return f"its products have an A and a B each: {operand.upper()} is the whole batch's"
         if max(map_of(product, operand, _COLUMNS).strides) >= MOST_STEP:
             return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
-    return deep_rule(product)
+    if not (product.a_along_k and product.b_along_k):
+        return "both operands must be contiguous along k"
+    return None
 
 
 def _shares(size: int, tile: int) -> tuple[int, ...]:

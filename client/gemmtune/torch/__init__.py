@@ -5,6 +5,7 @@
     with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm and _scaled_mm
     with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
+    gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
 
 torch.compile uses the rows of a table that is in use.
 """
@@ -30,6 +31,7 @@ from gemmtune.torch.quantised.form import WeightError
 from gemmtune.torch.quantised.modules import QuantizedLinear, quantize_model
 from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
 from gemmtune.torch.quantised.quantise import quantize
+from gemmtune.torch.quantised.scaled_operators import linear_w8a8, scaled_mm
 from gemmtune.torch.quantised.stored import (
     QuantizedWeight,
     pack_int4,
@@ -53,9 +55,34 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied", "Enabled", "QuantizedLinear", "QuantizedWeight", "Recording", "Report", "ServingError",
-    "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
-    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao", "linear_w4a16",
-    "linear_w8a16", "pack_int4", "pack_zeros", "quantize", "quantize_model", "record", "report",
-    "unpack_int4", "unpack_zeros",
+    "Applied",
+    "Enabled",
+    "QuantizedLinear",
+    "QuantizedWeight",
+    "Recording",
+    "Report",
+    "ServingError",
+    "WeightError",
+    "apply",
+    "build_extension",
+    "compile_pass",
+    "enable",
+    "from_awq",
+    "from_compressed_tensors",
+    "from_gptq",
+    "from_stored",
+    "from_tinygemm",
+    "from_torchao",
+    "linear_w4a16",
+    "linear_w8a8",
+    "linear_w8a16",
+    "pack_int4",
+    "pack_zeros",
+    "quantize",
+    "quantize_model",
+    "record",
+    "report",
+    "scaled_mm",
+    "unpack_int4",
+    "unpack_zeros",
 ]  # fmt: skip

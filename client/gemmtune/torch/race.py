@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.layouts import Product
 from gemmtune.torch.operands import Operands, make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
+from gemmtune.torch.quantised import scaled
+from gemmtune.torch.quantised.scaled import AnyProduct
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -89,7 +90,7 @@ def _raced(served: Served, row: TunedRow, index: int) -> float | None:
         return None
 
 
-def operand_sets(p: Product | quantised.WeightProduct, device: Any) -> list[Any]:
+def operand_sets(p: AnyProduct, device: Any) -> list[Any]:
     """Operands to rotate over: at least two sets, and together more than a cache holds."""
     first = _make(p, device)
     most = _BYTES if device.type == "cuda" else _CPU_BYTES
@@ -97,7 +98,9 @@ def operand_sets(p: Product | quantised.WeightProduct, device: Any) -> list[Any]
     return [first, *(_make(p, device) for _ in range(count - 1))]
 
 
-def _make(p: Product | quantised.WeightProduct, device: Any) -> Operands | quantised.WeightOperands:
+def _make(p: AnyProduct, device: Any) -> Operands | quantised.WeightOperands | scaled.ScaledOperands:
+    if isinstance(p, scaled.ScaledProduct):
+        return scaled.make(p, device)
     return quantised.make(p, device) if isinstance(p, quantised.WeightProduct) else make(p, device)
 
 
@@ -112,6 +115,8 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
     p = row.product
     if isinstance(p, quantised.WeightProduct):
         calls = [quantised.torch_call(p, one) for one in sets]
+    elif isinstance(p, scaled.ScaledProduct):
+        calls = [scaled.torch_call(p, one) for one in sets]
     else:
         calls = [torch_call(p, one) for one in sets]
 

@@ -15,6 +15,7 @@ from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
 from gemmtune.torch.quantised import products as quantised
+from gemmtune.torch.quantised import scaled as scaled_products
 from gemmtune.torch.runtime import Runtime, runtime_of
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -67,7 +68,8 @@ class Served:
 
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
-    quantised weights, the activations' type, bias -> M -> row.
+    quantised weights, the activations' type, bias -> M -> row. `scaled`: all but M of a product of 8-bit
+    operands with scales -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -82,6 +84,7 @@ class Served:
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
+        self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -106,16 +109,20 @@ class Served:
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
         weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
+        scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
             weight = quantised.of_row(row)
             product = of_row(row.canonical) if weight is None else None
+            bytes_ = scaled_products.of_row(row) if weight is None else None
             family = row.verdict.baseline_family
-            if product is None and weight is None:
+            if product is None and weight is None and bytes_ is None:
                 left_out["no call of torch's is such a product"] += 1
                 continue
-            defaults = TORCH_DEFAULTS if weight is None else quantised.WEIGHT_DEFAULTS
+            defaults: tuple[str, ...] = TORCH_DEFAULTS if weight is None else quantised.WEIGHT_DEFAULTS
+            if product is None and bytes_ is not None:
+                defaults = scaled_products.SCALED_DEFAULTS
             if family is not None and family not in defaults:
                 left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
@@ -123,7 +130,11 @@ class Served:
                 rows.append(TunedRow(self, row, weight))
                 _place(weights.setdefault(weight.key, {}), weight.m, rows[-1])
                 continue
-            assert product is not None
+            if bytes_ is not None:
+                rows.append(TunedRow(self, row, bytes_))
+                _place(scaled.setdefault(bytes_.key, {}), bytes_.m, rows[-1])
+            if product is None:
+                continue
             tuned = TunedRow(self, row, product)
             rows.append(tuned)
             _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
@@ -138,6 +149,8 @@ class Served:
         self.products.update(products)
         self.weights.clear()
         self.weights.update(weights)
+        self.scaled.clear()
+        self.scaled.update(scaled)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:

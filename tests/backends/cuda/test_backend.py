@@ -181,19 +181,27 @@ BLOCKS = from_linear(8, 256, 512, "fp8_e4m3", dtype_d="bf16", scale_a="block_1x1
 
 
 def test_a_block_scaled_layer_is_compared_with_what_vllm_runs_untuned() -> None:
-    here = replace(FULL, libraries={**FULL.libraries, "triton": "3.6.0"})
+    """Where torch is not known to have such scales."""
+    bare = {name: build for name, build in FULL.libraries.items() if name != "torch"}
+    here = replace(FULL, libraries={**bare, "triton": "3.6.0"})
     (found,) = CUDA.baselines(BLOCKS, here)
     assert found.name == "vLLM's default block-fp8 configuration"
     assert (found.solution.family, found.solution.build) == ("triton-block-fp8", "3.6.0")
     assert found.solution.parameters["BLOCK_SIZE_M"] == 64
     assert CUDA.families()["triton-block-fp8"].illegal(BLOCKS, found.solution, here) is None
     for problem, environment in (
-        (BLOCKS, replace(here, libraries=FULL.libraries)),
+        (BLOCKS, replace(here, libraries=bare)),
         (BLOCKS, replace(here, arch="sm_80")),
         (replace(BLOCKS, scale_a="block_1x128"), here),
     ):
         with pytest.raises(UnsupportedProblem, match="no library call"):
             CUDA.baselines(problem, environment)
+
+
+def test_a_block_scaled_layer_is_compared_with_torchs_call_on_hopper() -> None:
+    here = replace(FULL, libraries={**FULL.libraries, "torch": "2.11.0+cu130"})
+    (found,) = CUDA.baselines(BLOCKS, here)
+    assert (found.name, found.solution.family) == ("torch 2.11.0+cu130", "torch")
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 32 * MIB), (0, 0), (MIB, MIB)])
@@ -225,7 +233,9 @@ def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, w
 def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
     own = [family.name for family in compiled_families("cuda", Nvrtc())]
-    libraries = ["cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-weights"]
+    libraries = [
+        "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-int8", "torch-weights",
+    ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",
     ]  # fmt: skip

@@ -23,6 +23,7 @@ from tests.backends.gpu.null_device import ENVIRONMENT, NullDevice
 
 TORCH, ROCM = TorchMatmul("CUDA"), TorchMatmul("ROCm")
 FP8 = {"dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"}
+BLOCKS = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,9 @@ FP8 = {"dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"}
         (from_linear(8, 16, 32, "fp8_e4m3", bias="bf16", **FP8), True),
         (from_linear(8, 16, 32, "fp8_e4m3", dtype_d="fp32", bias="fp32"), False),
         (from_linear(8, 16, 32, "fp8_e4m3_fnuz", **FP8), False),
+        (from_linear(8, 16, 640, "fp8_e4m3", dtype_d="bf16", **BLOCKS), False),
+        (from_linear(8, 16, 512, "fp8_e4m3", dtype_d="fp16", **BLOCKS), False),
+        (from_linear(8, 16, 512, "fp8_e4m3", dtype_d="bf16", fast_accumulation=True, **BLOCKS), False),
     ],
 )
 def test_problems(problem: GemmProblem, expected: bool) -> None:
@@ -77,6 +81,18 @@ def test_rules() -> None:
     assert "no parameters" in (TORCH.illegal(problem, replace(its_own, parameters={"x": 1}), old) or "")
     assert TORCH.unavailable(replace(ENVIRONMENT, libraries={})) == "torch with CUDA is not installed"
     assert TORCH.unavailable(ENVIRONMENT) is None
+
+
+def test_scales_of_blocks_are_hoppers_and_of_a_known_torch() -> None:
+    problem = from_linear(8, 256, 512, "fp8_e4m3", dtype_d="bf16", **BLOCKS)
+    known = replace(ENVIRONMENT, libraries={"torch": "2.11.0+cu130"})
+    (solution,) = TORCH.solutions(problem, known)
+    assert "not known to have scales of blocks" in (
+        TORCH.illegal(problem, replace(solution, build="2.9.1+cu128"), ENVIRONMENT) or ""
+    )
+    ada = replace(known, arch="sm_89")
+    assert TORCH.illegal(problem, solution, ada) == "torch has scales of blocks on sm_90 alone, not on sm_89"
+    assert list(TORCH.solutions(problem, ada)) == []
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def copied(text: str, wrong: str, name: str) -> str:
     lines = [
         '#include "device/small_types.h"',
         '#include "device/epilogue.h"',
+        '#include "device/global_memory.h"',
         '#include "device/tile_order.h"',
     ]
     for one in texts:

@@ -50,6 +50,14 @@ SHORTER = (from_linear(3, 1000, 777, "bf16"), from_linear(8, 70, 640, "fp16"), f
 QUANTISED = (weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"))
 
 
+#: Of 8-bit operands: scales of rows, none, and of blocks.
+BYTES = (
+    from_linear(7, 1288, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
+    from_linear(40, 4096, 4096, "fp8_e4m3"),
+    from_linear(4, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
+)
+
+
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
     """What a candidate is verified on (with beta, other sizes) costs no second compilation where lines stay
     whole."""
@@ -103,6 +111,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
+        "bytes-ring": BYTES,
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
@@ -141,6 +150,8 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("skinny-mma", SAMPLED[2], {"splits": 2}), ("skinny-ring", SAMPLED[2], {"splits": 2}),
     ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "cluster": 0}),
     ("async-copy", SAMPLED[3], {"splits": 2}),
+    ("bytes-ring", BYTES[0], {"splits": 2}), ("bytes-ring", BYTES[1], {"splits": 2}),
+    ("bytes-ring", BYTES[2], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
 
@@ -162,6 +173,8 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
     *(("short-k", problem, {}) for problem in SHORT),
+    ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
+    ("bytes-ring", BYTES[2], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
     ("skinny-short", from_linear(3, 1000, 777, "bf16"), {"unroll": 2}),
 )  # fmt: skip

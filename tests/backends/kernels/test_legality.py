@@ -29,8 +29,8 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
-#: Families of quantised weights.
-WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv"}
+#: Families of quantised weights, and of 8-bit operands.
+WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring"}
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
@@ -368,6 +368,10 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         (from_mm(32, 32, 32), set(FAMILIES) - NARROW - HALVES - WEIGHTS - {"small-batch"}),
         (from_mm(64, 64, 64, "fp64"), set()),
         (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
+        (from_linear(8, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
+         {"bytes-ring", "tile-wgmma"}),
+        (from_linear(64, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
+         {"bytes-ring", "tile-wgmma"}),
     ],
 )  # fmt: skip
 def test_families_are_listed_where_they_make_sense(problem: GemmProblem, names: set[str]) -> None:

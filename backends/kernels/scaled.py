@@ -1,0 +1,81 @@
+"""8-bit operands with scales as NVIDIA's kernels see them: the types, the argument and the rules that their
+families share (matrix_epilogue.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from backends.environment import Environment
+from backends.kernels.family import KernelConfig
+from backends.kernels.legality import capability
+from backends.kernels.matrix_core_tile import MATRIX_TYPES, ScaledArgs
+from backends.kernels.oriented_gemm import OrientedGemm
+from backends.operands import Operands
+from backends.problem import GemmProblem
+
+#: The 8-bit floats of NVIDIA's tensor cores.
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+#: Elements of C, of D and of the bias.
+_ENDS = ("fp32", "fp16", "bf16", "int8", "int32", *FP8)
+#: The compute capability (times ten) from which 8-bit floats are converted by instructions.
+_CONVERTS = 89
+
+
+@dataclass(frozen=True)
+class ScaledConfig(KernelConfig):
+    """A configuration whose argument has scales, and whose second launch adds integers as integers."""
+
+    def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
+        """The argument of both launches for one set of operands (device addresses)."""
+        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of ScaledArgs."""
+        return ctypes.sizeof(ScaledArgs)
+
+    @property
+    def sums(self) -> str:
+        """The class of the second launch."""
+        return "Chosen::SecondLaunch"
+
+
+def matrix_types(p: GemmProblem) -> str:
+    """matrix_epilogue.h: MatrixTypes<...> of the problem."""
+    kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
+    return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
+
+
+def blocks(p: GemmProblem) -> bool:
+    """Whether 128 x 128 elements of A share a scale, and 128 of a column of B."""
+    return (p.scale_a, p.scale_b) == ("block_128x128", "block_1x128")
+
+
+def unsupported_bytes(p: GemmProblem) -> str | None:
+    """Why no family for 8-bit operands has the problem's types or scales, or None."""
+    fp8 = p.dtype_a in FP8 and p.dtype_b in FP8 and p.compute == "fp32"
+    if not fp8 and (p.dtype_a, p.dtype_b, p.compute) != ("int8", "int8", "int32"):
+        kinds = f"int8 in int32, or {' and '.join(FP8)} in fp32"
+        return f"these kernels multiply {kinds}, not {p.dtype_a} x {p.dtype_b} in {p.compute}"
+    for kind in filter(None, (p.dtype_c, p.dtype_d, p.bias)):
+        if kind not in _ENDS:
+            return f"our kernels have no C, D or bias of {kind}"
+    if p.scale_dtype not in (None, "fp32"):
+        return f"our kernels have scales of fp32, not {p.scale_dtype}"
+    if blocks(p) and fp8:
+        return None
+    for scale in (p.scale_a, p.scale_b):
+        if scale not in ("none", "tensor", "outer"):
+            return (
+                "our kernels have scales of tensors, rows and columns, and of 128 x 128 elements of an 8-bit "
+                f"float's A with 1 x 128 of its B, not {p.scale_a} with {p.scale_b}"
+            )
+    return None
+
+
+def bytes_rule(product: OrientedGemm, environment: Environment) -> str | None:
+    """The rule that is broken, or None: 8-bit floats on this architecture."""
+    if product.problem.dtype_a in FP8 and capability(environment) < _CONVERTS:
+        return f"8-bit floats need sm_89 or later, not {environment.arch}"
+    return None

@@ -1,0 +1,174 @@
+"""torch's own calls for low-bit products, each timed by itself in a CUDA graph over different, cold weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import Any, Protocol
+
+from benchmarks.cuda_tuned import say
+
+#: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
+_WALKED, _MOST_CALLS, _REPEATS = 2**28, 32, 15
+#: Seconds of a graph that is replayed three times only.
+_SLOW = 0.05
+#: The fewest rows that torch._int_mm takes.
+_LEAST_ROWS = 17
+#: Elements of a block of scales.
+_BLOCK = 128
+
+
+class Product(Protocol):
+    """y[m,n] = x[m,k] w[n,k]^T of a kind."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+
+
+#: Makes the operands of one call, and the call.
+Make = Callable[[], Callable[[], Any]]
+#: (torch, device, product) -> bytes of its weights, and what makes a call on weights of its own.
+Call = Callable[[Any, Any, Product], tuple[int, Make]]
+
+
+def torch_times(index: int, wanted: Iterable[Product]) -> dict[tuple[str, int, int, int], dict[str, Any]]:
+    """(kind, m, n, k) -> microseconds of torch's calls on the device of this index. A call that torch refuses is
+    its message."""
+    import torch  # noqa: PLC0415  (optional)
+
+    device, times = torch.device("cuda", index), {}
+    for case in wanted:
+        size = (case.m, case.n, case.k)
+        own: dict[str, Any] = {}
+        for name, call in {"bf16_us": _bf16, **_CALLS[case.kind]}.items():
+            try:
+                own[name] = _graph_us(torch, device, call(torch, device, case))
+            except Exception as error:  # whatever torch raises: the other rows go on
+                own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
+            torch.cuda.empty_cache()
+        times[(case.kind, *size)] = own
+        say(f"torch {case.kind} {size}: {own}")
+    return times
+
+
+def _tokens(torch: Any, device: Any, case: Product) -> Any:
+    return torch.randn(case.m, case.k, device=device, dtype=torch.bfloat16)
+
+
+def _bf16(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+    x = _tokens(torch, device, case)
+
+    def make() -> Callable[[], Any]:
+        w = torch.randn(case.n, case.k, device=device, dtype=torch.bfloat16)
+        out = torch.empty(case.m, case.n, device=device, dtype=torch.bfloat16)
+        return lambda: torch.mm(x, w.t(), out=out)
+
+    return case.n * case.k * 2, make
+
+
+def _int4pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+    x = _tokens(torch, device, case)
+
+    def make() -> Callable[[], Any]:
+        stored = torch.randint(0, 256, (case.n, case.k // 2), device=device, dtype=torch.uint8)
+        packed = torch._convert_weight_to_int4pack(stored, 8)
+        scales = torch.rand(case.k // 128, case.n, 2, device=device, dtype=torch.bfloat16)
+        return lambda: torch._weight_int4pack_mm(x, packed, 128, scales)
+
+    return case.n * case.k // 2, make
+
+
+def _int8pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+    x = _tokens(torch, device, case)
+
+    def make() -> Callable[[], Any]:
+        w = torch.randint(-128, 128, (case.n, case.k), device=device, dtype=torch.int8)
+        scales = torch.rand(case.n, device=device, dtype=torch.bfloat16)
+        return lambda: torch._weight_int8pack_mm(x, w, scales)
+
+    return case.n * case.k, make
+
+
+def _int_mm(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+    """The product alone, on as many rows as it takes at least."""
+    rows = max(case.m, _LEAST_ROWS)
+    x = torch.randint(-128, 128, (rows, case.k), device=device, dtype=torch.int8)
+
+    def make() -> Callable[[], Any]:
+        w = torch.randint(-128, 128, (case.n, case.k), device=device, dtype=torch.int8)
+        out = torch.empty(rows, case.n, device=device, dtype=torch.int32)
+        return lambda: torch._int_mm(x, w.t(), out=out)
+
+    return case.n * case.k, make
+
+
+def _scaled_mm(scales: str, fast: bool) -> Call:
+    """torch._scaled_mm with `scales` of rows, tensors or blocks."""
+
+    def call(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+        m, n, k = case.m, case.n, case.k
+        sizes = {
+            "rows": ((m, 1), (1, n)),
+            "tensor": ((1, 1), (1, 1)),
+            "blocks": ((-(-k // _BLOCK), m), (-(-n // _BLOCK), -(-k // _BLOCK))),
+        }[scales]
+        x = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
+        of_x, of_w = (torch.rand(size, device=device) + 0.5 for size in sizes)
+        if scales == "blocks":  # 1 x 128: M-major; 128 x 128: as w^T has them
+            of_x, of_w = of_x.t(), of_w.t()
+
+        def make() -> Callable[[], Any]:
+            w = torch.randn(n, k, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+            kind = torch.bfloat16
+            return lambda: torch._scaled_mm(x, w.t(), of_x, of_w, out_dtype=kind, use_fast_accum=fast)
+
+        return n * k, make
+
+    return call
+
+
+def _both(scales: str) -> dict[str, Call]:
+    return {"torch_us": _scaled_mm(scales, False), "torch_fast_us": _scaled_mm(scales, True)}
+
+
+#: Kind -> name of a time -> what is timed, beside the product in bf16.
+_CALLS: Mapping[str, Mapping[str, Call]] = {
+    "w4a16": {"torch_us": _int4pack},
+    "w8a16": {"torch_us": _int8pack},
+    "w8a8_int8_rows": {"torch_us": _int_mm},
+    "w8a8_fp8_rows": _both("rows"),
+    "w8a8_fp8_tensor": _both("tensor"),
+    "w8a8_fp8_blocks": {"torch_us": _scaled_mm("blocks", False)},
+}
+
+
+def _graph_us(torch: Any, device: Any, of: tuple[int, Make]) -> float:
+    size, make = of
+    calls = [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))]
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    begin = time.monotonic()
+    graph.replay()
+    torch.cuda.synchronize(device)
+    slow = time.monotonic() - begin > _SLOW
+    times = []
+    for _ in range(3 if slow else _REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) * 1e3 / len(calls))
+    return float(median(times))
