@@ -9,7 +9,7 @@ rules in backends/problem.py; a test compares both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gemmtune.errors import ProblemError
@@ -20,9 +20,10 @@ FIELDS = (
     "stride_a", "stride_b", "stride_c", "stride_d", "dtype_a", "dtype_b", "dtype_c", "dtype_d",
     "compute", "alpha", "beta", "activation", "bias", "bias_axis",
     "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation", "zero_a",
+    "groups", "routing",
 )  # fmt: skip
 #: Fields that a document leaves out at the value that most problems have.
-OPTIONAL: Mapping[str, Any] = {"zero_a": "none"}
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": "none"}
 #: Values of FIELDS.
 Key = tuple[Any, ...]
 
@@ -69,6 +70,8 @@ _STORED_ZEROS = ZEROS[2:]
 #: Scale of a group of k -> elements of the group.
 GROUPS: Mapping[str, int] = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
 _ALIGNMENTS = (1, 2, 4, 8, 16)
+#: Grouped products: the named distributions of rows over groups, the most groups.
+_ROUTINGS, _MOST_GROUPS = ("uniform", "skewed"), 1023
 #: Bounds on sizes (BLAS's 32-bit integers), and on leading dimensions and strides.
 _MOST_SIZE, _MOST_STRIDE = 2**31 - 1, 2**49
 #: Arguments that change places between a row-major call and its column-major twin.
@@ -94,7 +97,8 @@ def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:
     elements); stride_a to stride_d (elements between batches, 0 broadcasts); dtype_b, dtype_c, dtype_d,
     compute; alpha, beta (numbers); activation; bias (its dtype), bias_axis ("n": one value per column, the
     default; "m"); scale_a, scale_b, scale_d, scale_dtype; alignment (bytes, of every address);
-    fast_accumulation; zero_b (the zero point of quantised weights). The dtype "tf32" is fp32 storage,
+    fast_accumulation; zero_b (the zero point of quantised weights); groups, routing (a grouped product: B is so many
+    weight matrices; "uniform", the default, "skewed" or the counts of A's rows). The dtype "tf32" is fp32 storage,
     computed in tf32. Raises ProblemError.
     """
     return key(from_row_major(m=m, n=n, k=k, dtype_a=dtype_a, **arguments))
@@ -168,6 +172,7 @@ def from_column_major(
     activation: str = "none", bias: str | None = None, bias_axis: str | None = None,
     scale_a: str = "none", scale_b: str = "none", scale_d: str = "none", scale_dtype: str | None = None,
     alignment: int = 16, fast_accumulation: bool = False, zero_a: str = "none", zero_b: str = "none",
+    groups: int = 0, routing: str | Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4, uint4
     or int8 beside a B of bf16 or fp16 is a quantised weight matrix. Raises ProblemError."""
@@ -211,10 +216,12 @@ def from_column_major(
         "scale_dtype": "fp32" if scale_dtype is None else scale_dtype,
         "alignment": alignment, "fast_accumulation": fast_accumulation,
         **({} if zero_a == "none" else {"zero_a": zero_a}),
+        **_grouping(groups, routing),
     }  # fmt: skip
     _check_values(problem)
     _normalise(problem)
     _check_weights(problem)
+    _check_groups(problem)
     _check_layout(problem)
     return problem
 
@@ -292,6 +299,52 @@ def _check_weights(p: Mapping[str, Any]) -> None:
         raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
 
 
+def _grouping(groups: int, routing: str | Sequence[int] | None) -> dict[str, Any]:
+    """The fields of a grouped product; none without groups."""
+    _size(groups, "groups", _MOST_GROUPS, least=0)
+    if groups == 0:
+        if routing not in (None, "none"):
+            raise ProblemError(f"routing {routing}: only a grouped product has one; give groups", "routing")
+        return {}
+    if isinstance(routing, (list, tuple)):
+        for count in routing:
+            _size(count, "routing", _MOST_SIZE, least=0)
+        routing = ",".join(map(str, routing))
+    return {"groups": groups, "routing": "uniform" if routing is None else routing}
+
+
+def _check_groups(p: Mapping[str, Any]) -> None:
+    """Checks what grouped products alone have."""
+    groups, routing = p.get("groups", 0), p.get("routing")
+    if not groups:
+        return
+    if p["dtype_a"] not in _ACTIVATION_TYPES or p["dtype_b"] != p["dtype_a"] or p["compute"] != "fp32":
+        raise ProblemError(
+            f"groups {groups}: grouped products are of bf16 or fp16 in fp32, not {p['dtype_a']}", "groups"
+        )
+    plain = {
+        "trans_a": "T", "trans_b": "N", "batch": 1, "alpha": "one", "beta": "zero", "bias": None,
+        "activation": "none", "scale_a": "none", "scale_b": "none", "scale_d": "none",
+    }  # fmt: skip
+    for name, needed in plain.items():
+        if p[name] != needed:
+            raise ProblemError(f"{name} {p[name]}: grouped products have {needed}", name)
+    if p["stride_a"] < p["lda"] * (p["m"] - 1) + p["k"]:
+        raise ProblemError(f"stride_a {p['stride_a']} makes the weights of groups overlap", "stride_a")
+    if routing in _ROUTINGS:
+        return
+    parts = routing.split(",") if isinstance(routing, str) else []
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ProblemError(
+            f"routing {routing!r} is unknown; known: {', '.join(_ROUTINGS)}, or counts", "routing"
+        )
+    if len(parts) != groups or sum(map(int, parts)) != p["n"]:
+        raise ProblemError(
+            f"routing has {len(parts)} counts of {sum(map(int, parts))} rows for {groups} groups of {p['n']}",
+            "routing",
+        )
+
+
 def _scaled(p: Mapping[str, Any]) -> bool:
     return any(p[name] != "none" for name in ("scale_a", "scale_b", "scale_d"))
 
@@ -301,7 +354,9 @@ def _normalise(p: dict[str, Any]) -> None:
     if p["dtype_a"] not in _COMPLEX:
         p.update({name: "T" for name in ("trans_a", "trans_b") if p[name] == "C"})
     if p["batch"] == 1:
-        p.update(dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0))
+        p.update(dict.fromkeys(("stride_b", "stride_c", "stride_d"), 0))
+        if "groups" not in p:  # groups have weights each
+            p["stride_a"] = 0
     if p["beta"] == "zero":
         p.update(ldc=p["ldd"], dtype_c=p["dtype_d"], stride_c=p["stride_d"])
     if not _scaled(p):

@@ -13,6 +13,8 @@ from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
+from backends.kernels.families.grouped_ring import GroupedRing
+from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
@@ -32,13 +34,13 @@ from backends.kernels.families.vectorized import Vectorized
 from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
-#: In the order in which a search visits them: families for few columns, for quantised weights, for small
-#: GEMMs, tensor cores, then the SGEMM steps, the last step first.
+#: In the order in which a search visits them: families for few columns, for quantised weights, for groups, for
+#: small GEMMs, tensor cores, then the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), DequantRing(), DequantGemv(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
+        SkinnyMma(), DequantRing(), DequantGemv(), GroupedRing(), GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
         TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
         BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
