@@ -149,7 +149,9 @@ class GemmProblem(ProblemFields):
         found = {name: values[name] for name in _NAMES}
         if self.zero_a == "none" and not self.groups:
             return found
-        return found | {name: values[name] for name, usual in OPTIONAL.items() if values[name] != usual}
+        # A problem that was pickled has the class's values of those that it left out.
+        others = {name: getattr(self, name) for name in OPTIONAL}
+        return found | {name: value for name, value in others.items() if value != OPTIONAL[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:

@@ -303,8 +303,10 @@ def cases(
         if index == 0:
             found += _with_fallbacks(OWN_SCALARS, plain, problem, seed, distribution)
         if problem.groups:
-            ones = [(name, _grouped_twin(problem, twin.k, align, one=True)) for (name, twin), align in zip(
-                twins, (1, 16), strict=True)]
+            ones = [
+                (name, _grouped_twin(problem, twin.k, align, one=True))
+                for (name, twin), align in zip(twins, (1, 16), strict=True)
+            ]
             found += _with_fallbacks("one group", ones, problem, seed, distribution)
         if exact_seeds is None or index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))

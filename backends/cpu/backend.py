@@ -12,8 +12,8 @@ from backends.cpu.blas import OpenBlas, OpenBlasUpcast, blas_build
 from backends.cpu.compiler import find_compiler, missing
 from backends.cpu.dequantise import DequantiseMatmul
 from backends.cpu.driver import read_cpu
-from backends.cpu.grouped import NumpyGrouped, TorchGrouped
 from backends.cpu.families import PackedFamily, StreamFamily
+from backends.cpu.grouped import NumpyGrouped, TorchGrouped
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.cpu.user_kernel import user_family
 from backends.dtypes import WEIGHT_TYPES

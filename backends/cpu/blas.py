@@ -134,7 +134,7 @@ class LibraryFamily(ABC):
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """None if solutions() lists the solution for the problem; every other solution is illegal."""
-        if solution in list(self.solutions(problem, environment)):
+        if self.supports(problem) and solution in list(self.solutions(problem, environment)):
             return None
         return f"{solution.slug} is not among the calls that {self.name} offers for this problem"
 

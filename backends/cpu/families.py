@@ -124,9 +124,11 @@ class NativeFamily(ABC):
         return solution if self.illegal(problem, solution, environment) is None else None
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        """The first rule that is broken, or None. The rules concern the parameters, threads (1 to the number
-        of cores), dot, cache blocks and the register tile."""
+        """The first rule that is broken, or None. The rules concern groups, the parameters, threads (1 to the
+        number of cores), dot, cache blocks and the register tile."""
         p = solution.parameters
+        if (broken := ungrouped(problem)) is not None:
+            return broken
         if (rule := self._malformed(solution)) is not None:
             return rule
         rows, columns = (int(p[name] or 0) for name in self.tile_names)

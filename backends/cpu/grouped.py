@@ -124,4 +124,3 @@ def _spans(offsets: Array) -> Iterator[tuple[int, int, int]]:
         if end > start:
             yield group, start, end
         start = end
-

@@ -13,8 +13,8 @@ from backends.dtypes import DTYPES, INTEGER, DType
 from backends.errors import UnsupportedProblem
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Function
-from backends.kernels.launch import Extent, KernelLaunch
 from backends.grouping import NO_ROUTING, spans_of
+from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS

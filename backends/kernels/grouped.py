@@ -21,12 +21,10 @@ COMPUTES = (("fp16", "fp32"), ("bf16", "fp32"))
 _LEAST_GROUPS = 32
 
 
-class GroupedArgs(ctypes.Structure):
+class GroupedArgs(GemmArgs):
     """grouped.h: GroupedArgs."""
 
-    _fields_ = (
-        ("gemm", GemmArgs), ("ends", ctypes.c_void_p), ("groups", ctypes.c_int), ("unused", ctypes.c_int),
-    )  # fmt: skip
+    _fields_ = (("ends", ctypes.c_void_p), ("groups", ctypes.c_int), ("unused", ctypes.c_int))
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,10 @@ class GroupedConfig(KernelConfig):
 
     def arguments(self, operands: Operands, workspace: int) -> GroupedArgs:
         """The launch's argument."""
-        gemm = super().arguments(operands, workspace)
-        gemm.blocks = self.blocks
-        return GroupedArgs(gemm, operands.offsets, self.product.problem.groups)
+        found, gemm = GroupedArgs(), super().arguments(operands, workspace)
+        ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
+        found.blocks, found.ends, found.groups = self.blocks, operands.offsets, self.product.problem.groups
+        return found
 
 
 def capacity(p: GemmProblem) -> int:

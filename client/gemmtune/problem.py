@@ -334,7 +334,7 @@ def _check_groups(p: Mapping[str, Any]) -> None:
     if routing in _ROUTINGS:
         return
     parts = routing.split(",") if isinstance(routing, str) else []
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+    if not parts or not all(part.isascii() and part.isdigit() and str(int(part)) == part for part in parts):
         raise ProblemError(
             f"routing {routing!r} is unknown; known: {', '.join(_ROUTINGS)}, or counts", "routing"
         )

@@ -106,9 +106,7 @@ class GroupedRing(KernelFamily):
             or threads_rule(threads, arch)
             or shared_rule(shared, arch)
             or registers_rule(self.registers(values), threads * blocks, arch)
-            or grid_rule(
-                most_tiles(product, lines, number(values, "columns")), threads, product, arch
-            )
+            or grid_rule(most_tiles(product, lines, number(values, "columns")), threads, product, arch)
         )
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -137,8 +135,10 @@ class GroupedRing(KernelFamily):
         again = tiles(product, rows, columns) / max(1, tiles(product, rows, product.n))
         busiest = ceil(all_tiles / units)
         here = min(resident, busiest)
-        flight = here * number(values, "warps_k") * (number(values, "slots") - 1) * rows * deep * 2
-        speed = min(1.0, flight / rates.in_flight_bytes)
+        # Half a chunk: while a team waits for one, the next has not been requested.
+        flight = here * number(values, "warps_k") * (number(values, "slots") - 1.5) * rows * deep * 2
+        ahead = flight / rates.in_flight_bytes
+        speed = min(1.0, ahead) * (0.9 + 0.1 * min(1.0, ahead / 2))
         share = max(all_tiles / units, busiest / _FASTER)
         read = share * weights / max(1.0, again) / rates.memory_bytes / speed
         delivered = share * (weights + columns * product.k * 2.0) / _L2_BYTES

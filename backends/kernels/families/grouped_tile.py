@@ -68,8 +68,10 @@ class GroupedTile(TileFamily):
         count, units = tiles(t.product, t.bm, t.bn), units_of(environment)
         here = min(number(values, "blocks_per_unit"), ceil(count / units))
         waves = max(1.0, count / (units * here))
-        return (waves + ceil(waves)) / 2 * (
-            ceil(problem.k / t.bk) * t.step_clocks(here, environment) + BLOCK_CLOCKS
+        return (
+            (waves + ceil(waves))
+            / 2
+            * (ceil(problem.k / t.bk) * t.step_clocks(here, environment) + BLOCK_CLOCKS)
         )
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
