@@ -114,7 +114,8 @@ def _upcast(o: HostOperands, offsets: Array, weights: Array, rows: Array, produc
 
 
 def _offsets(p: GemmProblem, operands: Operands) -> Array:
-    return array_at(operands.offsets, layouts(p)["offsets"])[0, 0]
+    found: Array = array_at(operands.offsets, layouts(p)["offsets"])[0, 0]
+    return found
 
 
 def _spans(offsets: Array) -> Iterator[tuple[int, int, int]]:

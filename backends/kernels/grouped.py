@@ -12,6 +12,7 @@ from backends.grouping import counts_of
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
+from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands
 from backends.problem import GemmProblem
 
@@ -40,8 +41,8 @@ class GroupedConfig(KernelConfig):
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes of GroupedArgs."""
-        return ctypes.sizeof(GroupedArgs)
+        """Bytes of GroupedArgs, and of tensor maps behind them."""
+        return ctypes.sizeof(argument_type(len(self.tensors), GroupedArgs))
 
     def arguments(self, operands: Operands, workspace: int) -> GroupedArgs:
         """The launch's argument."""

@@ -34,31 +34,31 @@ class TensorMap:
 
 def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
     """The tensor map of an operand ("a", "b") that is contiguous along k and whose lines and batch strides
-    are multiples of 16 bytes. Boxes have `lines` lines of LINE_BYTES."""
+    are multiples of 16 bytes; the groups of a grouped product's weights are such a batch. Boxes have `lines` lines of LINE_BYTES."""
     problem, size = product.problem, product.element_bytes
     own = {"a": "b", "b": "a"}[operand] if product.swap_ab else operand
     stride = problem.stride_a if own == "a" else problem.stride_b
     there = product.m if operand == "a" else product.n
+    copies = problem.groups if problem.groups and own == "a" else product.batch
     # The stride of a dimension of size 1 is never used: any valid value will do.
     steps = (
         product.line_bytes(operand) if there > 1 else WIDE,
-        stride * size if product.batch > 1 else WIDE,
+        stride * size if copies > 1 else WIDE,
     )
-    return TensorMap(
-        own, problem.dtype_a, (product.k, there, product.batch), steps, (LINE_BYTES // size, lines, 1)
-    )
+    return TensorMap(own, problem.dtype_a, (product.k, there, copies), steps, (LINE_BYTES // size, lines, 1))
 
 
 @lru_cache(maxsize=8)
-def argument_type(maps: int) -> type[Any]:
-    """The ctypes type of hopper.h: TensorArgs with `maps` maps; GemmArgs itself for none."""
+def argument_type(maps: int, product: type[GemmArgs] = GemmArgs) -> type[Any]:
+    """The ctypes type of hopper.h: TensorArgs with `maps` maps of a family's argument; that itself for
+    none."""
     if maps == 0:
-        return GemmArgs
-    beside = -ctypes.sizeof(GemmArgs) % MAP_ALIGNMENT
+        return product
+    beside = -ctypes.sizeof(product) % MAP_ALIGNMENT
 
     class TensorArgs(ctypes.Structure):
         _fields_ = (
-            ("product", GemmArgs),
+            ("product", product),
             ("beside", ctypes.c_char * beside),
             ("maps", ctypes.c_ubyte * MAP_BYTES * maps),
         )
@@ -70,7 +70,7 @@ def encoded(product: GemmArgs, maps: Sequence[bytes]) -> Any:
     """The kernel's argument with the maps as the driver encoded them."""
     if not maps:
         return product
-    args = argument_type(len(maps))()
+    args = argument_type(len(maps), type(product))()
     args.product = product
     for place, one in zip(args.maps, maps, strict=True):
         place[:] = one

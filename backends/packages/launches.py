@@ -206,7 +206,7 @@ def kernel_argument(found: KernelConfig, inside: Mapping[str, Fill] = MappingPro
     if not found.tensors:
         size, alignment = ctypes.sizeof(own), ctypes.alignment(own)
         return Struct(own.__name__, size, alignment, tuple(fields))
-    whole = argument_type(len(found.tensors))
+    whole = argument_type(len(found.tensors), own)
     fields += [
         Argument(
             f"maps[{number}]",

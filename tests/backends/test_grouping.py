@@ -158,7 +158,7 @@ HERE = {
 #: The families that were made for groups.
 MADE = {
     "cpu": {"torch-grouped", "numpy-grouped"},
-    "cuda": {"torch-grouped", "grouped-ring", "grouped-tile"},
+    "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma"},
     "hip": {"torch-grouped"},
 }
 

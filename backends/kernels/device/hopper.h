@@ -47,9 +47,9 @@ struct alignas(64) TensorMap {
 };
 
 // A kernel's argument with tensor maps.
-template <int MAPS>
+template <int MAPS, typename PRODUCT = GemmArgs>
 struct TensorArgs {
-    GemmArgs product;
+    PRODUCT product;
     TensorMap maps[MAPS];
 };
 

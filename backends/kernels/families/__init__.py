@@ -15,6 +15,7 @@ from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
 from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
+from backends.kernels.families.grouped_wgmma import GroupedWgmma
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
@@ -40,7 +41,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), DequantRing(), DequantGemv(), GroupedRing(), GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
+        SkinnyMma(), DequantRing(), DequantGemv(), GroupedWgmma(), GroupedRing(), GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
         TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
         BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )

@@ -21,7 +21,7 @@ from tests.backends.kernels.samples import SM_90, legal_values
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
-NAMES = ("grouped-ring", "grouped-tile")
+NAMES = ("grouped-ring", "grouped-tile", "grouped-wgmma")
 #: Rows of the call, n, k of every group's weights.
 SHAPES: dict[str, GemmProblem] = {
     "one row": from_linear(1, 40, 264, "bf16", groups=3),
@@ -58,6 +58,8 @@ RING = {
 TILE = {
     "tile_m": 64, "tile_n": 32, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "blocks_per_unit": 2,
 }  # fmt: skip
+WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "blocks_per_unit": 2}
+CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": WGMMA}
 #: What is mistaken -> the family, the header, its text, and what stands there instead.
 MISTAKES = {
     "columns of the first group": ("grouped-ring", "device/grouped.h", "const int start = group > 0 ? ends[group - 1] : 0, first", "const int start = 0, first"),
@@ -67,6 +69,9 @@ MISTAKES = {
     "a slot that is still read": ("grouped-ring", "families/grouped_ring.h", "wait_copies<SLOTS - 2>", "wait_copies<SLOTS - 1>"),
     "the last of k from before": ("grouped-ring", "families/grouped_ring.h", "Words{{0, 0, 0, 0}}", "Words{{0x3f803f80, 0, 0, 0}}"),
     "patches that are overwritten": ("grouped-tile", "families/grouped_tile.h", "own.n = columns;", "own.n = columns - 1;"),
+    "a stage that is still read": ("grouped-wgmma", "families/grouped_wgmma.h", "wait_products<1>();", "wait_products<1>(), last = ring.stage;"),
+    "columns of the first group's place": ("grouped-wgmma", "families/grouped_wgmma.h", "at.start + at.column, 0", "at.column, 0"),
+    "a patch that is still read": ("grouped-wgmma", "families/grouped_wgmma.h", "warp_barrier();\n            const D*", "const D*"),
 }  # fmt: skip
 
 
@@ -77,7 +82,7 @@ def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
     text = (folder / header).read_text()
     assert right in text
     (folder / header).write_text(text.replace(right, wrong))
-    found = FAMILIES[family].config(SKEWED, RING if family == "grouped-ring" else TILE, SM_90)
+    found = FAMILIES[family].config(SKEWED, CHOSEN[family], SM_90)
     one = build([found], tmp_path, 32, folder)[0]
     assert wrong_of(one, SKEWED) != ""
 
@@ -85,20 +90,20 @@ def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", NAMES)
 def test_it_compiles_for_a_device(family: str, tmp_path: Path) -> None:
     """One unit for every product of as many groups, whatever its sizes and counts."""
-    values = RING if family == "grouped-ring" else TILE
+    values = CHOSEN[family]
     units = {FAMILIES[family].config(one, values, SM_90).unit for one in (SKEWED, SHAPES["two of eight"])}
     assert len(units) == 1
     if Nvrtc().missing("sm_90") is not None:
         pytest.skip("NVRTC is not installed")
     nvrtc = Nvrtc()
-    unit = CompileUnit(units.pop(), nvrtc.target("sm_90", False))
+    unit = CompileUnit(units.pop(), nvrtc.target("sm_90", family == "grouped-wgmma"))
     assert nvrtc.compile(unit, BinaryCache(tmp_path)).stat().st_size > 0
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_what_it_refuses(family: str) -> None:
     one = FAMILIES[family]
-    values = RING if family == "grouped-ring" else TILE
+    values = CHOSEN[family]
     assert "one matrix" in (one.unsupported(from_linear(60, 72, 264, "bf16")) or "")
     odd = from_linear(60, 72, 263, "bf16", groups=6)
     assert "16 bytes" in (one.rule(odd, values, H200) or "")
