@@ -225,7 +225,9 @@ def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, w
 def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
     own = [family.name for family in compiled_families("cuda", Nvrtc())]
-    libraries = ["cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-weights"]
+    libraries = [
+        "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-weights", "torch-grouped",
+    ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",
     ]  # fmt: skip
