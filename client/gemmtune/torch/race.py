@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.layouts import Product
-from gemmtune.torch.operands import Operands, make, torch_call
+from gemmtune.torch.any_product import AnyProduct
+from gemmtune.torch.grouped import products as grouped
+from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.served import Served
@@ -89,7 +90,7 @@ def _raced(served: Served, row: TunedRow, index: int) -> float | None:
         return None
 
 
-def operand_sets(p: Product | quantised.WeightProduct, device: Any) -> list[Any]:
+def operand_sets(p: AnyProduct, device: Any) -> list[Any]:
     """Operands to rotate over: at least two sets, and together more than a cache holds."""
     first = _make(p, device)
     most = _BYTES if device.type == "cuda" else _CPU_BYTES
@@ -97,8 +98,10 @@ def operand_sets(p: Product | quantised.WeightProduct, device: Any) -> list[Any]
     return [first, *(_make(p, device) for _ in range(count - 1))]
 
 
-def _make(p: Product | quantised.WeightProduct, device: Any) -> Operands | quantised.WeightOperands:
-    return quantised.make(p, device) if isinstance(p, quantised.WeightProduct) else make(p, device)
+def _make(p: AnyProduct, device: Any) -> Any:
+    if isinstance(p, quantised.WeightProduct):
+        return quantised.make(p, device)
+    return grouped.make(p, device) if isinstance(p, grouped.GroupedProduct) else make(p, device)
 
 
 class _NotLaunched(Exception):
@@ -112,6 +115,8 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
     p = row.product
     if isinstance(p, quantised.WeightProduct):
         calls = [quantised.torch_call(p, one) for one in sets]
+    elif isinstance(p, grouped.GroupedProduct):
+        calls = [grouped.torch_call(p, one) for one in sets]
     else:
         calls = [torch_call(p, one) for one in sets]
 

@@ -16,10 +16,10 @@ import torch
 from gemmtune import transport
 from gemmtune.errors import BundleError
 from gemmtune.torch import override, watch
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.quantised.products import WeightProduct
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +41,7 @@ class Recording:
             raise ServingError("fuse=True records a model's siblings: give model=")
         self._type, self._replays = device_type, replays
         self._model = model if fuse else None
-        self._calls: Counter[Product | WeightProduct] = Counter()
+        self._calls: Counter[AnyProduct] = Counter()
         self._lock = threading.Lock()
         self._override: override.Override | None = None
         self._hooks: list[Any] = []
@@ -77,7 +77,7 @@ class Recording:
     ) -> None:
         self.stop()
 
-    def saw(self, product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
+    def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """See Watcher."""
         if device_type != self._type:
             return

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmtune.torch import extension, watch
-from gemmtune.torch.layouts import Product
-from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.served import in_use
 
 
@@ -99,9 +98,9 @@ class Count:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: Counter[tuple[Product | WeightProduct, Any]] = Counter()
+        self._calls: Counter[tuple[AnyProduct, Any]] = Counter()
 
-    def saw(self, product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
+    def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """See Watcher."""
         with self._lock:
             self._calls[(product, row)] += 1
@@ -121,7 +120,7 @@ def memory() -> Memory:
     return Memory(*(sum(part) for part in zip((0, 0, 0), *held, strict=True)))
 
 
-def _line(p: Product | WeightProduct, row: Any | None, calls: int) -> Line:
+def _line(p: AnyProduct, row: Any | None, calls: int) -> Line:
     verdict = None if row is None else row.row.verdict
     return Line(
         p.m, p.n, p.k, p.batch, p.type_name, p.extra, calls, row is not None,

@@ -12,6 +12,7 @@ from gemmtune.errors import GemmtuneError, LaunchError
 from gemmtune.torch import extension
 from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
+from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
 from gemmtune.torch.quantised import products as quantised
@@ -67,7 +68,7 @@ class Served:
 
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
-    quantised weights, the activations' type, bias -> M -> row.
+    quantised weights, the activations' type, bias -> M -> row. `grouped`: groups, N, K, the type -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -82,6 +83,7 @@ class Served:
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
+        self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -106,22 +108,29 @@ class Served:
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
         weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
+        groups: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
-            weight = quantised.of_row(row)
-            product = of_row(row.canonical) if weight is None else None
+            weight, group = quantised.of_row(row), grouped.of_row(row)
+            plain = weight is None and not row.canonical.get("groups")
+            product = of_row(row.canonical) if plain else None
             family = row.verdict.baseline_family
-            if product is None and weight is None:
+            if product is None and weight is None and group is None:
                 left_out["no call of torch's is such a product"] += 1
                 continue
             defaults = TORCH_DEFAULTS if weight is None else quantised.WEIGHT_DEFAULTS
+            defaults = defaults if group is None else grouped.GROUPED_DEFAULTS
             if family is not None and family not in defaults:
                 left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
             if weight is not None:
                 rows.append(TunedRow(self, row, weight))
                 _place(weights.setdefault(weight.key, {}), weight.m, rows[-1])
+                continue
+            if group is not None:
+                rows.append(TunedRow(self, row, group))
+                _place_group(groups.setdefault(group.key, {}), rows[-1])
                 continue
             assert product is not None
             tuned = TunedRow(self, row, product)
@@ -138,6 +147,8 @@ class Served:
         self.products.update(products)
         self.weights.clear()
         self.weights.update(weights)
+        self.grouped.clear()
+        self.grouped.update(groups)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:
@@ -258,6 +269,16 @@ class Served:
                 except LaunchError as error:
                     one.retire(error)
                 one = one.weaker
+
+
+def _place_group(rows: dict[int, TunedRow], row: TunedRow) -> None:
+    """Files a row of groups by its M. Of several routings the first of their order serves all calls."""
+    other = rows.get(row.product.m)
+    if other is not None and other.product.routing != row.product.routing:
+        if row.product.preference < other.product.preference:
+            rows[row.product.m] = row
+        return
+    _place(rows, row.product.m, row)
 
 
 def _place(rows: dict[Any, TunedRow], key: Any, tuned: TunedRow) -> None:

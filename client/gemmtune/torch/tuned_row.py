@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from gemmtune.errors import LaunchError
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.native_rows import NativeRow
 from gemmtune.torch.precision import fp32_compute
-from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
-ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a")
+ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a", "offsets")
 
 
 class Owner(Protocol):
@@ -55,9 +55,9 @@ class TunedRow:
         "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, served: Owner, row: Row, product: Product | WeightProduct) -> None:
+    def __init__(self, served: Owner, row: Row, product: AnyProduct) -> None:
         self._served, self.row = served, row
-        #: A Product or a WeightProduct, as what found the row knows.
+        #: Of which kind, what found the row knows.
         self.product: Any = product
         self.runtime: Runtime = served.runtime
         self.on_gpu = served.runtime.type == "cuda"
@@ -68,10 +68,10 @@ class TunedRow:
         self.fp32 = product.dtype == torch.float32
         #: Whether a race has to decide first if the row is faster than torch here.
         self.pending = served.differs(row)
-        #: The row of the C++ extension, where that is in use: it has no quantised weights.
+        #: The row of the C++ extension, where that is in use: it has neither quantised weights nor groups.
         self.native = (
             None
-            if served.extension is None or isinstance(product, WeightProduct)
+            if served.extension is None or not isinstance(product, Product)
             else NativeRow(served.extension, product, self.alignment_mask, self.deterministic)
         )
         self.live = not self.pending

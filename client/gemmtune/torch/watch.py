@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gemmtune.torch import extension
-from gemmtune.torch.layouts import Product
-from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.any_product import AnyProduct
 
 
 class Watcher(Protocol):
     """Is told of every product."""
 
-    def saw(self, product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
+    def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """A product ran: by `row` (a TunedRow), or by torch if that is None."""
 
 
@@ -59,7 +58,7 @@ def inside() -> Iterator[None]:
         _LOCAL.inside = before
 
 
-def tell(product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
+def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:
     """Tells every watcher."""
     if _LOCAL.inside:
         return

@@ -1,0 +1,9 @@
+"""A product that a row may serve, of any kind."""
+
+from __future__ import annotations
+
+from gemmtune.torch.grouped.products import GroupedProduct
+from gemmtune.torch.layouts import Product
+from gemmtune.torch.quantised.products import WeightProduct
+
+AnyProduct = Product | WeightProduct | GroupedProduct
