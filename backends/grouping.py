@@ -1,14 +1,15 @@
-"""Grouped products: rows sorted by group, each group multiplied by its own weights, as a mixture of experts does.
+"""Grouped products: rows sorted by group, each group multiplied by its own weights, as a mixture of experts
+does.
 
 A grouped product of rows x[m,k] by weights w[groups,n,k] means
 
     D[i] = x[i] w[g(i)]^T    where the rows of group g are those before ends[g] and after group g - 1's
 
-Only the device knows the ends: int32 [groups], the operand `offsets`, as torch's _grouped_mm takes them. A call may
-have any counts of rows, also none for some groups. Rows after the last end are not written.
+Only the device knows the ends: int32 [groups], the operand `offsets`, as torch's _grouped_mm takes them. A
+call may have any counts of rows, also none for some groups. Rows after the last end are not written.
 
-In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the n columns
-of B and of D.
+In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the
+n columns of B and of D.
 
 What a product costs depends on the counts, so a problem states how rows are distributed (`routing`):
 
@@ -17,9 +18,10 @@ What a product costs depends on the counts, so a problem states how rows are dis
               (r + 1/2) / groups: log-normal popularity. The most popular of 128 groups has 12 times the mean
     counts    given: so many rows for each group
 
-Draws are the same on every machine: row i of the product draws with splitmix64 of i. With these draws the rows of one
-token are of different groups in Mixtral (2 of 8), Qwen3 (8 of 128) and DeepSeek-V3 (8 of 256). A named routing
-identifies a problem without its counts, so that one tuned row serves every call with as many rows.
+Draws are the same on every machine: row i of the product draws with splitmix64 of i. With these draws the
+rows of one token are of different groups in Mixtral (2 of 8), Qwen3 (8 of 128) and DeepSeek-V3 (8 of 256). A
+named routing identifies a problem without its counts, so that one tuned row serves every call with as many
+rows.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ def check_groups(p: ProblemFields) -> None:
         return
     if p.dtype_a not in TYPES or p.dtype_b != p.dtype_a or p.compute != "fp32":
         raise InvalidProblem(
-            f"groups {p.groups}: grouped products are of {' or '.join(TYPES)} in fp32, not {p.dtype_a} x {p.dtype_b} "
-            f"in {p.compute}",
+            f"groups {p.groups}: grouped products are of {' or '.join(TYPES)} in fp32, not "
+            f"{p.dtype_a} x {p.dtype_b} in {p.compute}",
             "groups",
         )
     for name, needed, why in (
@@ -89,8 +91,7 @@ def check_groups(p: ProblemFields) -> None:
         ("beta", "zero", "nothing is added to a grouped product"),
         ("bias", None, "grouped products have no bias: add each group's to its rows afterwards"),
         ("activation", "none", "grouped products have no activation"),
-        ("scale_a", "none", "grouped products have no scales"), ("scale_b", "none", "grouped products have no scales"),
-        ("scale_d", "none", "grouped products have no scales"),
+        *((name, "none", "grouped products have no scales") for name in ("scale_a", "scale_b", "scale_d")),
     ):  # fmt: skip
         if getattr(p, name) != needed:
             raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
@@ -169,8 +170,8 @@ def active_groups(p: ProblemFields) -> int:
 
 
 def ungrouped(p: ProblemFields) -> str | None:
-    """The rule that a grouped product breaks in every family that was not made for one, or None. Every such family
-    asks this first; tests ask every family of every backend."""
+    """The rule that a grouped product breaks in every family that was not made for one, or None. Every such
+    family asks this first; tests ask every family of every backend."""
     return f"{p.groups} groups of rows have weights each; this is for one matrix" if p.groups else None
 
 

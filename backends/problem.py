@@ -143,8 +143,8 @@ class GemmProblem(ProblemFields):
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as plain JSON values; those of OPTIONAL only where they are not what most problems have,
-        as ids were made before they existed."""
+        """Every field, as plain JSON values; those of OPTIONAL only where they are not what most problems
+        have, as ids were made before they existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
         if self.zero_a == "none" and not self.groups:
@@ -241,9 +241,8 @@ def from_blas(
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
     storage computed in tf32. An A of int4, uint4 or int8 beside a B of bf16 or fp16 is a quantised weight
-    matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are distributed over them by
-    `routing`: a name (default: uniform) or their counts (grouping.py). Raises InvalidProblem.
-    """
+    matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are distributed over
+    them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises InvalidProblem."""
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,

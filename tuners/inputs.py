@@ -287,9 +287,10 @@ def cases(
     problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int | None = None
 ) -> tuple[Case, ...]:
     """The cases that a candidate must compute correctly: for each seed, the ragged problem with both scalars
-    in effect, and the exact problem (on `exact_seeds` seeds if it is large; None: on all). A grouped
-    product is also run with all rows in one group. For the first seed also the ragged problem with the problem's own scalars, if they differ. Each ragged case is followed by
-    its fallbacks; applicable() selects among them."""
+    in effect, and the exact problem (on `exact_seeds` seeds if it is large; None: on all). A grouped product
+    is also run with all rows in one group. For the first seed also the ragged problem with the problem's own
+    scalars, if they differ. Each ragged case is followed by its fallbacks; applicable() selects among
+    them."""
     found = []
     twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
     plain = [

@@ -83,8 +83,9 @@ class CpuBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """For fp32 and fp64, numpy's call on all cores. For 16-bit types and int8, torch's call if torch is
-        installed and supports the problem, then upcast + gemm + downcast in numpy; of a grouped product a loop of those calls. For quantised weights,
-        dequantising + gemm + downcast in numpy. Raises UnsupportedProblem."""
+        installed and supports the problem, then upcast + gemm + downcast in numpy; of a grouped product a
+        loop of those calls. For quantised weights, dequantising + gemm + downcast in numpy. Raises
+        UnsupportedProblem."""
         found = []
         for name, family, kinds in _BASELINES:
             if problem.dtype_a in kinds and _missing(family, problem, environment) is None:

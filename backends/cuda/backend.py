@@ -78,9 +78,9 @@ class CudaBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, then cuBLASLt's first heuristic; for quantised
-        weights torch's calls, then dequantising them before its product; for grouped products torch's call for
-        them, then a loop of its plain one; for scales of blocks, which neither
-        takes row-major, what vLLM runs by default."""
+        weights torch's calls, then dequantising them before its product; for grouped products torch's call
+        for them, then a loop of its plain one; for scales of blocks, which neither takes row-major, what vLLM
+        runs by default."""
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]

@@ -1,5 +1,5 @@
-"""Grouped products as kernels see them: the argument, the blocks of a launch, and the rules that their families
-share (grouped.h)."""
+"""Grouped products as kernels see them: the argument, the blocks of a launch, and the rules that their
+families share (grouped.h)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class GroupedArgs(GemmArgs):
 
 @dataclass(frozen=True)
 class GroupedConfig(KernelConfig):
-    """A configuration of a family for grouped products. Its launch has `resident` blocks for each multiprocessor, but
-    no more than the tiles that there can be: `blocks`, whatever the counts are."""
+    """A configuration of a family for grouped products. Its launch has `resident` blocks for each
+    multiprocessor, but no more than the tiles that there can be: `blocks`, whatever the counts are."""
 
     resident: int = 1
 
@@ -80,8 +80,8 @@ def lines_rule(product: OrientedGemm) -> str | None:
 
 
 def most_tiles(product: OrientedGemm, rows: int, columns: int) -> int:
-    """The most tiles of so many rows and columns that any counts make: every active group may have one that is not
-    full."""
+    """The most tiles of so many rows and columns that any counts make: every active group may have one that
+    is not full."""
     p = product.problem
     across = p.n // columns + min(p.groups, p.n)
     return ceil(product.m / rows) * min(across, p.n)

@@ -34,7 +34,8 @@ class TensorMap:
 
 def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
     """The tensor map of an operand ("a", "b") that is contiguous along k and whose lines and batch strides
-    are multiples of 16 bytes; the groups of a grouped product's weights are such a batch. Boxes have `lines` lines of LINE_BYTES."""
+    are multiples of 16 bytes; the groups of a grouped product's weights are such a batch. Boxes have `lines`
+    lines of LINE_BYTES."""
     problem, size = product.problem, product.element_bytes
     own = {"a": "b", "b": "a"}[operand] if product.swap_ab else operand
     stride = problem.stride_a if own == "a" else problem.stride_b

@@ -97,10 +97,9 @@ def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:
     elements); stride_a to stride_d (elements between batches, 0 broadcasts); dtype_b, dtype_c, dtype_d,
     compute; alpha, beta (numbers); activation; bias (its dtype), bias_axis ("n": one value per column, the
     default; "m"); scale_a, scale_b, scale_d, scale_dtype; alignment (bytes, of every address);
-    fast_accumulation; zero_b (the zero point of quantised weights); groups, routing (a grouped product: B is so many
-    weight matrices; "uniform", the default, "skewed" or the counts of A's rows). The dtype "tf32" is fp32 storage,
-    computed in tf32. Raises ProblemError.
-    """
+    fast_accumulation; zero_b (the zero point of quantised weights); groups, routing (a grouped product: B is
+    so many weight matrices; "uniform", the default, "skewed" or the counts of A's rows). The dtype "tf32" is
+    fp32 storage, computed in tf32. Raises ProblemError."""
     return key(from_row_major(m=m, n=n, k=k, dtype_a=dtype_a, **arguments))
 
 

@@ -1,5 +1,5 @@
-"""Grouped products: what a problem states, what is refused and by which field, the counts of a named routing, and that
-no family takes one by accident."""
+"""Grouped products: what a problem states, what is refused and by which field, the counts of a named routing,
+and that no family takes one by accident."""
 
 from __future__ import annotations
 
@@ -145,10 +145,13 @@ def test_bytes_of_active_groups_alone() -> None:
 
 
 HERE = {
-    "cpu": Environment("cpu", "x86_64", "a CPU", 2, 2**33, "CPU-1", libraries={"torch": "2.11.0", "blas": "x"}),
+    "cpu": Environment(
+        "cpu", "x86_64", "a CPU", 2, 2**33, "CPU-1", libraries={"torch": "2.11.0", "blas": "x"}
+    ),
     "cuda": Environment(
         "cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1",
-        libraries={"torch": "2.11.0+cu130", "nvrtc": "13.0", "triton": "3.6.0", "cublaslt": "1", "cublas": "1"},
+        libraries={"torch": "2.11.0+cu130", "nvrtc": "13.0", "triton": "3.6.0", "cublaslt": "1",
+                   "cublas": "1"},
     ),
     "hip": Environment(
         "hip", "gfx942", "AMD MI300X", 304, 2**37, "GPU-2",

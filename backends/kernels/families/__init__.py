@@ -35,13 +35,14 @@ from backends.kernels.families.vectorized import Vectorized
 from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
-#: In the order in which a search visits them: families for few columns, for quantised weights, for groups, for
-#: small GEMMs, tensor cores, then the SGEMM steps, the last step first.
+#: In the order in which a search visits them: families for few columns, for quantised weights, for groups,
+#: for small GEMMs, tensor cores, then the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), DequantRing(), DequantGemv(), GroupedWgmma(), GroupedRing(), GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
+        SkinnyMma(), DequantRing(), DequantGemv(), GroupedWgmma(), GroupedRing(), GroupedTile(),
+        SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
         TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
         BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )

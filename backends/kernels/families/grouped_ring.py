@@ -1,4 +1,5 @@
-"""Few columns of every group on tensor cores, weights streamed through rings in shared memory (grouped_ring.h)."""
+"""Few columns of every group on tensor cores, weights streamed through rings in shared memory
+(grouped_ring.h)."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: Clocks of a multiprocessor's tensor cores for a multiplication of 16 x 8 x 16; bytes of shared memory that its
-#: fragments read per clock; clocks of a tile's end. They only order the candidates.
+#: Clocks of a multiprocessor's tensor cores for a multiplication of 16 x 8 x 16; bytes of shared memory that
+#: its fragments read per clock; clocks of a tile's end. They only order the candidates.
 _MULTIPLY, _SHARED_BYTES, _END = 1.6, 110.0, 1500.0
-#: Bytes that L2 delivers to a multiprocessor per clock in practice; how much faster than its share of memory bandwidth
-#: one reads while others idle; the share of what is not the bound that adds to it.
+#: Bytes that L2 delivers to a multiprocessor per clock in practice; how much faster than its share of memory
+#: bandwidth one reads while others idle; the share of what is not the bound that adds to it.
 _L2_BYTES, _FASTER, _BESIDE = 40.0, 2.0, 0.15
 #: The most candidates that are listed, and of them with the same columns.
 _MOST, _MOST_OF_COLUMNS = 96, 40
@@ -46,12 +47,13 @@ _BLOCK_SHARED = 1024
 
 
 class GroupedRing(KernelFamily):
-    """Grouped products with few rows a group on tensor cores (mma.sync): every active group's weights are read once,
-    through rings of asynchronous copies that continue from tile to tile.
+    """Grouped products with few rows a group on tensor cores (mma.sync): every active group's weights are
+    read once, through rings of asynchronous copies that continue from tile to tile.
 
-    grouped_ring.h. Parameters: columns (rows of X of a tile), rows (of weights, of a warp), tile_k (elements of k that
-    a team copies at a time), slots (of its ring), warps_m (of a team, which shares the columns), warps_k (teams of a
-    block, which share k), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
+    grouped_ring.h. Parameters: columns (rows of X of a tile), rows (of weights, of a warp), tile_k (elements
+    of k that a team copies at a time), slots (of its ring), warps_m (of a team, which shares the columns),
+    warps_k (teams of a block, which share k), blocks_per_unit (of a multiprocessor; they are all of the
+    launch's blocks)."""
 
     name = "grouped-ring"
     vendors = ("cuda",)
@@ -90,8 +92,8 @@ class GroupedRing(KernelFamily):
         return 4 * down * across + 4 * across + 16 + 32
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: 16-byte words, whole copies, mma.sync, threads, shared memory, registers,
-        grid."""
+        """The rule that is broken, or None: 16-byte words, whole copies, mma.sync, threads, shared memory,
+        registers, grid."""
         product, arch, threads = oriented(problem), arch_of(environment), self.threads(values)
         blocks, lines = number(values, "blocks_per_unit"), self.rows(values)
         at_once = 32 * number(values, "warps_m") * 8 // number(values, "tile_k")
@@ -126,8 +128,8 @@ class GroupedRing(KernelFamily):
                 yield values
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the clocks of the busiest multiprocessor: the longest of reading from memory, of what L2 delivers,
-        of multiplications and of shared memory, and a share of the others."""
+        """Roughly the clocks of the busiest multiprocessor: the longest of reading from memory, of what L2
+        delivers, of multiplications and of shared memory, and a share of the others."""
         rates, units = arch_of(environment).rates, units_of(environment)
         rows, columns, deep = self.rows(values), number(values, "columns"), number(values, "tile_k")
         all_tiles, resident = tiles(product, rows, columns), number(values, "blocks_per_unit")
@@ -157,5 +159,6 @@ class GroupedRing(KernelFamily):
         return GroupedConfig(
             product, self.header, f"GroupedRing<{product.types}, {capacity(problem)}, {numbers}>",
             self.threads(values), self.shared_bytes(problem, values),
-            most_tiles(product, self.rows(values), columns), spans_batch=True, resident=number(values, "blocks_per_unit"),
+            most_tiles(product, self.rows(values), columns), spans_batch=True,
+            resident=number(values, "blocks_per_unit"),
         )  # fmt: skip

@@ -33,12 +33,12 @@ _BLOCK_SHARED = 1024
 
 
 class GroupedTile(TileFamily):
-    """Grouped products with many rows a group on tensor cores (mma.sync): tiles of all groups, which blocks take
-    round-robin.
+    """Grouped products with many rows a group on tensor cores (mma.sync): tiles of all groups, which blocks
+    take round-robin.
 
-    grouped_tile.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, tile_k of k at a time,
-    warp_m x warp_n of D per warp, stages (tiles along k in shared memory), blocks_per_unit (of a multiprocessor; they
-    are all of the launch's blocks)."""
+    grouped_tile.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, tile_k of k at a
+    time, warp_m x warp_n of D per warp, stages (tiles along k in shared memory), blocks_per_unit (of a
+    multiprocessor; they are all of the launch's blocks)."""
 
     name = "grouped-tile"
     computes = COMPUTES
@@ -63,7 +63,8 @@ class GroupedTile(TileFamily):
         yield from self.varied(found, _MOST, _MOST_OF_TILE)
 
     def clocks(self, problem: GemmProblem, values: Values, environment: Environment) -> float:
-        """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the candidates."""
+        """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the
+        candidates."""
         t = self.tile(OrientedGemm(problem), values)
         count, units = tiles(t.product, t.bm, t.bn), units_of(environment)
         here = min(number(values, "blocks_per_unit"), ceil(count / units))
@@ -75,8 +76,8 @@ class GroupedTile(TileFamily):
         )
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: 16-byte words, the tile, shared memory and registers of all blocks of a
-        multiprocessor, the grid."""
+        """The rule that is broken, or None: 16-byte words, the tile, shared memory and registers of all
+        blocks of a multiprocessor, the grid."""
         t, arch = self.tile(OrientedGemm(problem), values), arch_of(environment)
         blocks = number(values, "blocks_per_unit")
         shared = t.shared_bytes + table_bytes(problem)

@@ -39,8 +39,8 @@ from backends.solution import Parameter
 #: The compute capability (times ten) of the one architecture that has wgmma; elements of k in a tile.
 _CAPABILITY, _DEEP = 90, 64
 #: Multiply-adds per multiprocessor and clock; bytes that L2 delivers to it; how much faster than its share of
-#: memory bandwidth it reads while others idle. Clocks between two steps of a block, at a tile's end, and of the
-#: launch. They only order the candidates.
+#: memory bandwidth it reads while others idle. Clocks between two steps of a block, at a tile's end, and of
+#: the launch. They only order the candidates.
 _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 1500.0, 2200.0
 #: The share of what is not the bound that adds to it.
 _BESIDE = 0.1
@@ -56,8 +56,9 @@ class GroupedWgmma(KernelFamily):
     """Grouped products on Hopper's tensor cores (wgmma): blocks take tiles of all groups round-robin, and the
     copy engine (TMA) loads the next tile's operands while a tile is stored.
 
-    grouped_wgmma.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, stages (tiles of
-    64 along k in shared memory), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
+    grouped_wgmma.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, stages (tiles
+    of 64 along k in shared memory), blocks_per_unit (of a multiprocessor; they are all of the launch's
+    blocks)."""
 
     name = "grouped-wgmma"
     vendors = ("cuda",)
@@ -80,7 +81,8 @@ class GroupedWgmma(KernelFamily):
         return (number(values, "tile_m") + number(values, "tile_n")) * LINE_BYTES
 
     def shared_bytes(self, problem: GemmProblem, values: Values) -> int:
-        """Bytes of the pipeline, of the warps' patches, of two barriers per stage and of the groups' table."""
+        """Bytes of the pipeline, of the warps' patches, of two barriers per stage and of the groups'
+        table."""
         stages, size = number(values, "stages"), DTYPES[problem.dtype_d].bytes
         patches = number(values, "tile_m") // 16 * _PATCH_COLUMNS * (16 * size + 16)
         found = stages * self.stage_bytes(values) + patches + 2 * 8 * stages + table_bytes(problem)
@@ -125,8 +127,8 @@ class GroupedWgmma(KernelFamily):
                 yield values
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly a launch's clocks: the longer of reading from memory, and of multiplying and traffic with L2
-        on the busiest multiprocessor."""
+        """Roughly a launch's clocks: the longer of reading from memory, and of multiplying and traffic with
+        L2 on the busiest multiprocessor."""
         rates, units = arch_of(environment).rates, units_of(environment)
         bm, bn, resident = (number(values, name) for name in ("tile_m", "tile_n", "blocks_per_unit"))
         count, steps = tiles(product, bm, bn), ceil(product.k / _DEEP)

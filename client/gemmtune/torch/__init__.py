@@ -55,9 +55,9 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report", "ServingError",
-    "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
-    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao", "grouped_mm", "linear_w4a16",
-    "linear_w8a16", "pack_int4", "pack_zeros", "quantize", "quantize_model", "record", "report",
-    "unpack_int4", "unpack_zeros",
+    "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report",
+    "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
+    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao",
+    "grouped_mm", "linear_w4a16", "linear_w8a16", "pack_int4", "pack_zeros", "quantize",
+    "quantize_model", "record", "report", "unpack_int4", "unpack_zeros",
 ]  # fmt: skip

@@ -226,7 +226,8 @@ def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
     own = [family.name for family in compiled_families("cuda", Nvrtc())]
     libraries = [
-        "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-weights", "torch-grouped",
+        "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-weights",
+        "torch-grouped",
     ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",

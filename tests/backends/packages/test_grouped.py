@@ -44,8 +44,8 @@ def test_the_ends_are_an_operand_of_the_caller(name: str) -> None:
         assert (maps, struct.bytes) == ([], ctypes.sizeof(GroupedArgs))
     assert follows_units(solution)
     assert operands_of(PROBLEM)["offsets"] == {
-        "row_major": "offsets", "dtype": "int32", "rows": 8, "columns": 1, "ld": 8, "batch_stride": 0, "bytes": 32,
-        "alignment": 16,
+        "row_major": "offsets", "dtype": "int32", "rows": 8, "columns": 1, "ld": 8, "batch_stride": 0,
+        "bytes": 32, "alignment": 16,
     }  # fmt: skip
 
 
@@ -59,9 +59,7 @@ def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_p
         solution = next(iter(FAMILIES["grouped-wgmma"].solutions(PROBLEM, found)))
         builder.add(describe_row(Measured(PROBLEM, solution, found, _VERDICT), "sm_90", cache))
         builder.write(path)
-    row = gemmtune.load(path).best(
-        m=64, n=96, k=128, dtype="bf16", trans_b=True, groups=8, routing="skewed"
-    )
+    row = gemmtune.load(path).best(m=64, n=96, k=128, dtype="bf16", trans_b=True, groups=8, routing="skewed")
     assert row is not None
     assert (row.problem_id, list(row.operands)) == (PROBLEM.id, ["a", "b", "d", "offsets"])
     assert {fill.name for fill in row.launches[0].fills} == set(row.operands)

@@ -1,9 +1,9 @@
 """gemmtune::grouped_mm: rows sorted by group, by the groups' weights.
 
-The operator looks the row up when it runs, so that one compiled graph serves every M. M without a row takes the
-next larger M's that is at most twice as large, with rows behind the input that belong to no group: a launch reads
-the groups' ends on the device, whatever they are. Otherwise, and without a table, torch computes.
-"""
+The operator looks the row up when it runs, so that one compiled graph serves every M. M without a row takes
+the next larger M's that is at most twice as large, with rows behind the input that belong to no group: a
+launch reads the groups' ends on the device, whatever they are. Otherwise, and without a table, torch
+computes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _checked(x: Any, weight: Any, offsets: Any) -> None:
     """Raises GroupError."""
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2] or x.dtype is not weight.dtype:
         raise GroupError(
-            f"x is {list(x.shape)} of {x.dtype} and the weights are {list(weight.shape)} of {weight.dtype}; they "
-            "must be [m, k] and [groups, n, k] of one type"
+            f"x is {list(x.shape)} of {x.dtype} and the weights are {list(weight.shape)} of "
+            f"{weight.dtype}; they must be [m, k] and [groups, n, k] of one type"
         )
     if offsets.dtype is not torch.int32 or tuple(offsets.shape) != (weight.shape[0],):
         raise GroupError(
@@ -120,7 +120,8 @@ torch.library.register_autograd("gemmtune::grouped_mm", _backward, setup_context
 
 
 def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
-    """D[m, n]: every row of x[m, k] by the weights of its group, weight[groups, n, k] (F.linear's, contiguous).
+    """D[m, n]: every row of x[m, k] by the weights of its group, weight[groups, n, k] (F.linear's,
+    contiguous).
 
     offs: int32 [groups], the ends of the groups' rows, on the device: rows before offs[0] are the first
     group's, and so on. A group may have no rows. Rows from offs[-1] on are undefined. Nothing waits for the

@@ -1,5 +1,5 @@
-"""Families for grouped products on the host: groups without rows, all rows in one, k and rows that are no whole tile,
-blocks with several tiles; planted mistakes; what they refuse."""
+"""Families for grouped products on the host: groups without rows, all rows in one, k and rows that are no
+whole tile, blocks with several tiles; planted mistakes; what they refuse."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ SHAPES: dict[str, GemmProblem] = {
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_computes_right(name: str, family: str, tmp_path: Path) -> None:
-    """Candidates of every kind, copies as late as may be and at once, with few blocks and with one for each tile."""
+    """Candidates of every kind, copies as late as may be and at once, with few blocks and with one for each
+    tile."""
     problem = SHAPES[name]
     sample = legal_values(FAMILIES[family], problem, H200, 3, len(name))
     assert sample
@@ -62,16 +63,56 @@ WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "blocks_per_unit": 2}
 CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": WGMMA}
 #: What is mistaken -> the family, the header, its text, and what stands there instead.
 MISTAKES = {
-    "columns of the first group": ("grouped-ring", "device/grouped.h", "const int start = group > 0 ? ends[group - 1] : 0, first", "const int start = 0, first"),
-    "another group's weights": ("grouped-tile", "families/grouped_tile.h", "at.group * args.stride_a", "0 * args.stride_a"),
-    "columns of the next group": ("grouped-ring", "device/grouped.h", "ends[group] - start - column", "COLUMNS"),
-    "sums of the previous tile": ("grouped-ring", "families/grouped_ring.h", "one = 0.0f;", "one += 0.0f;"),
-    "a slot that is still read": ("grouped-ring", "families/grouped_ring.h", "wait_copies<SLOTS - 2>", "wait_copies<SLOTS - 1>"),
-    "the last of k from before": ("grouped-ring", "families/grouped_ring.h", "Words{{0, 0, 0, 0}}", "Words{{0x3f803f80, 0, 0, 0}}"),
-    "patches that are overwritten": ("grouped-tile", "families/grouped_tile.h", "own.n = columns;", "own.n = columns - 1;"),
-    "a stage that is still read": ("grouped-wgmma", "families/grouped_wgmma.h", "wait_products<1>();", "wait_products<1>(), last = ring.stage;"),
-    "columns of the first group's place": ("grouped-wgmma", "families/grouped_wgmma.h", "at.start + at.column, 0", "at.column, 0"),
-    "a patch that is still read": ("grouped-wgmma", "families/grouped_wgmma.h", "warp_barrier();\n            const D*", "const D*"),
+    "columns of the first group": (
+        "grouped-ring", "device/grouped.h",
+        "const int start = group > 0 ? ends[group - 1] : 0, first",
+        "const int start = 0, first",
+    ),
+    "another group's weights": (
+        "grouped-tile", "families/grouped_tile.h",
+        "at.group * args.stride_a",
+        "0 * args.stride_a",
+    ),
+    "columns of the next group": (
+        "grouped-ring", "device/grouped.h",
+        "ends[group] - start - column",
+        "COLUMNS",
+    ),
+    "sums of the previous tile": (
+        "grouped-ring", "families/grouped_ring.h",
+        "one = 0.0f;",
+        "one += 0.0f;",
+    ),
+    "a slot that is still read": (
+        "grouped-ring", "families/grouped_ring.h",
+        "wait_copies<SLOTS - 2>",
+        "wait_copies<SLOTS - 1>",
+    ),
+    "the last of k from before": (
+        "grouped-ring", "families/grouped_ring.h",
+        "Words{{0, 0, 0, 0}}",
+        "Words{{0x3f803f80, 0, 0, 0}}",
+    ),
+    "patches that are overwritten": (
+        "grouped-tile", "families/grouped_tile.h",
+        "own.n = columns;",
+        "own.n = columns - 1;",
+    ),
+    "a stage that is still read": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "wait_products<1>();",
+        "wait_products<1>(), last = ring.stage;",
+    ),
+    "columns of the first group's place": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "at.start + at.column, 0",
+        "at.column, 0",
+    ),
+    "a patch that is still read": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "warp_barrier();\n            const D*",
+        "const D*",
+    ),
 }  # fmt: skip
 
 

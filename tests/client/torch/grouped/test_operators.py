@@ -1,4 +1,5 @@
-"""gemmtune.torch.grouped_mm: by rows of emulated kernels, by torch, compiled, differentiated, and what it refuses."""
+"""gemmtune.torch.grouped_mm: by rows of emulated kernels, by torch, compiled, differentiated, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def expected(x: Any, w: Any, counts: list[int]) -> Any:
 
 
 def right(out: Any, x: Any, w: Any, counts: list[int]) -> bool:
-    return torch.allclose(out.double(), expected(x, w, counts), rtol=0.02, atol=0.05)
+    return bool(torch.allclose(out.double(), expected(x, w, counts), rtol=0.02, atol=0.05))
 
 
 def tally(count: Any) -> tuple[int, int]:
@@ -111,7 +112,7 @@ def test_it_compiles_and_differentiates(table: Table) -> None:
     x, w, offs = operands(counts)
     wanted = [one.clone().double().requires_grad_() for one in (x, w)]
     grad = torch.randn(6, N, dtype=torch.bfloat16)
-    expected(*wanted, counts).backward(grad.double())
+    expected(wanted[0], wanted[1], counts).backward(grad.double())
     x.requires_grad_()
     w.requires_grad_()
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
