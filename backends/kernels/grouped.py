@@ -31,13 +31,26 @@ class GroupedArgs(GemmArgs):
 @dataclass(frozen=True)
 class GroupedConfig(KernelConfig):
     """A configuration of a family for grouped products. Its launch has `resident` blocks for each
-    multiprocessor, but no more than the tiles that there can be: `blocks`, whatever the counts are."""
+    multiprocessor, but no more than the tiles that there can be: `blocks`, whatever the counts are.
+    `clustered` blocks along x are a cluster."""
 
     resident: int = 1
+    clustered: int = 1
 
     def on(self, units: int) -> GroupedConfig:
         """See KernelConfig. Blocks take tiles round-robin, so any number of them is correct."""
-        return replace(self, blocks=min(self.blocks, self.resident * units))
+        blocks = min(self.blocks, self.resident * units) // self.clustered * self.clustered
+        return replace(self, blocks=max(self.clustered, blocks))
+
+    @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        """Blocks of a cluster along x, y and z; None without clusters."""
+        return None if self.clustered == 1 else (self.clustered, 1, 1)
+
+    @property
+    def qualifiers(self) -> str:
+        """The cluster's size for the entry point; empty without clusters."""
+        return "" if self.clustered == 1 else f", GEMMTUNE_CLUSTER({self.clustered}, 1)"
 
     @property
     def argument_bytes(self) -> int:

@@ -7,6 +7,9 @@
 // The weights of all groups are one tensor of three dimensions. A box of columns may reach into the next group: those
 // columns' sums are dropped.
 //
+// CLUSTER blocks along x have neighbouring blocks of rows of the same weights, and use the same columns: each requests
+// a part of them, which TMA multicasts to all. A stage is free when all of them have read it.
+//
 // A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
 #pragma once
 
@@ -17,12 +20,12 @@
 namespace gemmtune {
 
 // BLOCKS: resident blocks of a multiprocessor.
-template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int BLOCKS>
+template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int CLUSTER, int BLOCKS>
 struct GroupedWgmma {
     using T = typename TYPES::Input;
     using D = typename TYPES::D;
     using Args = TensorArgs<2, GroupedArgs>;  // maps of the weights and of the columns
-    using Tiles = GroupedTiles<GROUPS, BN, BM>;
+    using Tiles = GroupedTiles<GROUPS, BN, BM * CLUSTER>;  // of a cluster
     static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kDeep / 16;
     static constexpr int kWorkers = BM / 16;  // consumer warps; the producer warp is the last
     static constexpr int kThreads = 32 * (kWorkers + 1), kMinBlocks = BLOCKS;
@@ -34,6 +37,7 @@ struct GroupedWgmma {
     static constexpr int kSharedBytes = (kTable + Tiles::kBytes + 1023) / 1024 * 1024;
     static constexpr bool kWaits = true;
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit floats, fragments of 32 lanes");
+    static_assert(BN % (8 * CLUSTER) == 0, "parts are whole groups of eight lines");
     static_assert(BM % 64 == 0 && BN % kColumns == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
@@ -44,18 +48,34 @@ struct GroupedWgmma {
         if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers);
+                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers * CLUSTER);
             started_barriers();
         }
         const int steps = (all.product.gemm.k - 1) / kDeep + 1;
+        if (CLUSTER > 1) arrive_at_cluster(), wait_for_cluster();  // what others send comes to barriers that are there
         wait_for_launches();
         const Tiles tiles(all.product, shared + kTable);
         if (!copies) multiply_tiles(all.product.gemm, tiles, steps, full, empty, shared);
         else if (lane_index() == 0) copy(all, tiles, steps, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
+        if (CLUSTER > 1) cluster_barrier<false>();  // others release stages here
     }
 
 private:
+    static GEMMTUNE_DEVICE int rank() { return static_cast<int>(block_x() % CLUSTER); }
+    // The clusters of the launch take tiles round-robin.
+    static GEMMTUNE_DEVICE unsigned first_tile() { return block_x() / CLUSTER; }
+    static GEMMTUNE_DEVICE unsigned apart(const GemmArgs& args) {
+        return static_cast<unsigned>(args.blocks) / CLUSTER;
+    }
+    // Permits this and the other producers to overwrite a stage.
+    static GEMMTUNE_DEVICE void release(Barrier* empty) {
+        if (CLUSTER == 1) {
+            if (lane_index() == 0) arrive(empty);
+        } else if (lane_index() < CLUSTER) {
+            arrive_at(empty, lane_index());
+        }
+    }
     // The pipeline's current stage, and the parity of the phase to wait for.
     struct Ring {
         int stage = 0;
@@ -70,10 +90,10 @@ private:
 
     static GEMMTUNE_DEVICE void copy(const Args& all, const Tiles& tiles, int steps, Barrier* full, Barrier* empty,
                                      char* shared) {
-        const unsigned apart = static_cast<unsigned>(all.product.gemm.blocks);
+        constexpr int kPart = BN / CLUSTER;  // lines of columns that this block requests
         Ring ring(kFree);
         GEMMTUNE_ROLL
-        for (unsigned tile = block_x(); tile < tiles.tiles; tile += apart) {
+        for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(all.product.gemm)) {
             const GroupedTilePlace at = tiles.place(tile);
             GEMMTUNE_ROLL
             for (int step = 0; step < steps; ++step) {
@@ -81,8 +101,11 @@ private:
                 char* const to = shared + ring.stage * kStage;
                 wait_phase(&empty[ring.stage], ring.parity);
                 expect_bytes(done, kStage);
-                copy_box(to, &all.maps[0], step * kDeep, at.row, at.group, done);
-                copy_box(to + kBytesA, &all.maps[1], step * kDeep, at.start + at.column, 0, done);
+                copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
+                char* const part = to + kBytesA + rank() * kPart * kMapLine;
+                const int column = at.start + at.column + rank() * kPart;
+                if (CLUSTER == 1) copy_box(part, &all.maps[1], step * kDeep, column, 0, done);
+                else copy_box(part, &all.maps[1], step * kDeep, column, 0, done, (1u << CLUSTER) - 1);
                 ring.advance();
             }
         }
@@ -95,7 +118,7 @@ private:
         D* const patch = reinterpret_cast<D*>(shared + kPatches + warp_index() * kPatch);
         Ring ring(kFilled);
         GEMMTUNE_ROLL
-        for (unsigned tile = block_x(); tile < tiles.tiles; tile += static_cast<unsigned>(args.blocks)) {
+        for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(args)) {
             float sum[BN / 2];
             GEMMTUNE_UNROLL
             for (float& one : sum) one = 0.0f;
@@ -110,12 +133,12 @@ private:
                     multiply<T, BN>(sum, first_a + on + part * kMatrixStep, first_b + on + part * kMatrixStep);
                 end_products();
                 wait_products<1>();  // those of the step before
-                if (step > 0 && lane_index() == 0) arrive(&empty[last]);
+                if (step > 0) release(&empty[last]);
                 last = ring.stage;
                 ring.advance();
             }
             wait_products<0>();
-            if (lane_index() == 0) arrive(&empty[last]);
+            release(&empty[last]);
             store(args, tiles.place(tile), sum, patch);
         }
     }
@@ -125,7 +148,7 @@ private:
                                       D* patch) {
         constexpr int kWords = 8 * static_cast<int>(sizeof(D)) / 16;  // of eight elements
         const int lane = lane_index(), group = lane / 4, member = lane % 4, half = lane % 2 * 8;
-        const int row = at.row + warp_index() * 16 + half, rows = args.m - row;
+        const int row = at.row + rank() * BM + warp_index() * 16 + half, rows = args.m - row;
         D* d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column + lane / 2) * args.d_column + row;
         const u64 apart = static_cast<u64>(args.d_column) * sizeof(D);
         const bool whole = ((reinterpret_cast<u64>(d) | apart) & 15) == 0 && rows >= 8;

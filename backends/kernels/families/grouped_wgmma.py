@@ -45,7 +45,7 @@ _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 
 #: The share of what is not the bound that adds to it.
 _BESIDE = 0.1
 #: The most candidates that are listed, in all and of a tile of D.
-_MOST, _MOST_OF_TILE = 64, 4
+_MOST, _MOST_OF_TILE = 64, 3
 #: The allocation unit of shared memory, and the bytes that a block occupies beside what it requests.
 _SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
 #: Columns of a warp's patch.
@@ -57,15 +57,15 @@ class GroupedWgmma(KernelFamily):
     copy engine (TMA) loads the next tile's operands while a tile is stored.
 
     grouped_wgmma.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, stages (tiles
-    of 64 along k in shared memory), blocks_per_unit (of a multiprocessor; they are all of the launch's
-    blocks)."""
+    of 64 along k in shared memory), cluster (blocks with neighbouring rows of weights, which share the rows
+    of X), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
 
     name = "grouped-wgmma"
     vendors = ("cuda",)
     computes = COMPUTES
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(16, 257, 16)),
-        "stages": (2, 3, 4, 5, 6, 7, 8, 10, 12), "blocks_per_unit": (1, 2, 3, 4),
+        "stages": (2, 3, 4, 5, 6, 7, 8, 10, 12), "cluster": (1, 2), "blocks_per_unit": (1, 2, 3, 4),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -101,11 +101,12 @@ class GroupedWgmma(KernelFamily):
         shared, threads = self.shared_bytes(problem, values), scheduled_threads(self.threads(values))
         if blocks > 1 and blocks * (shared + _BLOCK_SHARED) > arch.unit_shared_bytes:
             return f"{blocks} blocks take {shared} bytes of shared memory each; {arch.name} has fewer"
-        rows, columns = number(values, "tile_m"), number(values, "tile_n")
+        columns, cluster = number(values, "tile_n"), number(values, "cluster")
+        most = cluster * most_tiles(product, number(values, "tile_m") * cluster, columns)
         return (
             shared_rule(shared, arch)
             or registers_rule(columns // 2, threads * blocks, arch)
-            or grid_rule(most_tiles(product, rows, columns), self.threads(values), product, arch)
+            or grid_rule(most, self.threads(values), product, arch)
         )
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -119,9 +120,9 @@ class GroupedWgmma(KernelFamily):
                 found[tuple(values[name] for name in self.choices if name != "stages")] = (
                     values  # the deepest
                 )
-        tried: Counter[tuple[Parameter, Parameter]] = Counter()
+        tried: Counter[tuple[Parameter, ...]] = Counter()
         for values in sorted(found.values(), key=lambda one: self.cost(product, one, environment)):
-            tile = values["tile_m"], values["tile_n"]
+            tile = values["tile_m"], values["tile_n"], values["cluster"]
             if tried[tile] < _MOST_OF_TILE and tried.total() < _MOST:
                 tried[tile] += 1
                 yield values
@@ -131,10 +132,11 @@ class GroupedWgmma(KernelFamily):
         L2 on the busiest multiprocessor."""
         rates, units = arch_of(environment).rates, units_of(environment)
         bm, bn, resident = (number(values, name) for name in ("tile_m", "tile_n", "blocks_per_unit"))
-        count, steps = tiles(product, bm, bn), ceil(product.k / _DEEP)
+        cluster = number(values, "cluster")
+        count, steps = cluster * tiles(product, bm * cluster, bn), ceil(product.k / _DEEP)
         busiest = ceil(count / units)
         here = min(resident, busiest)
-        step = max(bm * bn * _DEEP / _PRODUCTS, (bm + bn) * LINE_BYTES / _L2_BYTES)
+        step = max(bm * bn * _DEEP / _PRODUCTS, (bm + bn / cluster) * LINE_BYTES / _L2_BYTES)
         end = _END + bm * bn * 0.05
         work = busiest * (steps * (step + _STEP / here) + end / here)
         once = tiles(product, bm, product.n) * min(bm, product.m) * product.k * 2.0  # every weight
@@ -146,11 +148,12 @@ class GroupedWgmma(KernelFamily):
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> GroupedConfig:
         """The instantiation of GroupedWgmma with its tensor maps; on() sets the number of blocks."""
         product = OrientedGemm(problem)
-        bm, bn, blocks = (number(values, name) for name in ("tile_m", "tile_n", "blocks_per_unit"))
-        numbers = ", ".join(map(str, (capacity(problem), bm, bn, number(values, "stages"), blocks)))
+        names = ("tile_m", "tile_n", "stages", "cluster", "blocks_per_unit")
+        bm, bn, stages, cluster, blocks = (number(values, name) for name in names)
+        numbers = ", ".join(map(str, (capacity(problem), bm, bn, stages, cluster, blocks)))
         return GroupedConfig(
             product, self.header, f"GroupedWgmma<{product.types}, {numbers}>", self.threads(values),
-            self.shared_bytes(problem, values), most_tiles(product, bm, bn), spans_batch=True,
-            arch_specific=True, tensors=(map_of(product, "a", bm), map_of(product, "b", bn)),
-            resident=blocks,
+            self.shared_bytes(problem, values), cluster * most_tiles(product, bm * cluster, bn),
+            spans_batch=True, arch_specific=True, resident=blocks, clustered=cluster,
+            tensors=(map_of(product, "a", bm), map_of(product, "b", bn // cluster)),
         )  # fmt: skip

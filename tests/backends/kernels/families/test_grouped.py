@@ -59,8 +59,28 @@ RING = {
 TILE = {
     "tile_m": 64, "tile_n": 32, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "blocks_per_unit": 2,
 }  # fmt: skip
-WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "blocks_per_unit": 2}
-CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": WGMMA}
+WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "cluster": 1, "blocks_per_unit": 2}
+
+
+@pytest.mark.parametrize("rows", [72, 130, 200])
+def test_clusters_share_columns(rows: int, tmp_path: Path) -> None:
+    """Also where the last block of a cluster has no rows, and with fewer blocks than tiles."""
+    problem = from_linear(60, rows, 264, "bf16", groups=6, routing=[0, 41, 0, 1, 18, 0])
+    found = [
+        FAMILIES["grouped-wgmma"].config(
+            problem, {**WGMMA, "tile_n": columns, "stages": stages, "cluster": 2}, SM_90
+        )
+        for columns, stages in ((16, 2), (48, 4))
+    ]
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one in build(found, tmp_path, 32):
+        for other_way, units in ((False, 1), (True, 100)):
+            kernel = HostKernel(one, other_way, units)
+            finding = verifier.check(kernel, Case(problem, 3, "normal", "exact"), runs=1)
+            assert finding.wrong == "", (one.found.instantiation, units, finding.wrong)
+
+
+CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": {**WGMMA, "cluster": 2}}
 #: What is mistaken -> the family, the header, its text, and what stands there instead.
 MISTAKES = {
     "columns of the first group": (
@@ -105,8 +125,13 @@ MISTAKES = {
     ),
     "columns of the first group's place": (
         "grouped-wgmma", "families/grouped_wgmma.h",
-        "at.start + at.column, 0",
-        "at.column, 0",
+        "at.start + at.column + rank()",
+        "at.column + rank()",
+    ),
+    "the other block's part of the columns": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "kBytesA + rank() * kPart * kMapLine",
+        "kBytesA + (1 - rank()) * kPart * kMapLine",
     ),
     "a patch that is still read": (
         "grouped-wgmma", "families/grouped_wgmma.h",
