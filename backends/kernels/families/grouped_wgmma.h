@@ -147,7 +147,8 @@ private:
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, const GroupedTilePlace& at, const float (&sum)[BN / 2],
                                       D* patch) {
         constexpr int kWords = 8 * static_cast<int>(sizeof(D)) / 16;  // of eight elements
-        const int lane = lane_index(), group = lane / 4, member = lane % 4, half = lane % 2 * 8;
+        const int lane = lane_index(), half = lane % 2 * 8;
+        [[maybe_unused]] const int group = lane / 4, member = lane % 4;
         const int row = at.row + rank() * BM + warp_index() * 16 + half, rows = args.m - row;
         D* d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column + lane / 2) * args.d_column + row;
         const u64 apart = static_cast<u64>(args.d_column) * sizeof(D);
@@ -156,10 +157,20 @@ private:
         for (int first = 0; first < BN; first += kColumns) {
             if (first >= at.columns) break;
             warp_barrier();  // the previous columns have been read
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 8; ++i) {
-                const int column = i / 4 * 8 + member * 2 + i % 2, down = i / 2 % 2 * 8 + group;
-                patch[column * kPitch + down] = narrow<D>(sum[first / 2 + i]);
+            if constexpr (sizeof(D) == 2) {
+                unsigned words[4];  // of eight columns, eight rows and the next eight; and of the next columns
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) {
+                    const D pair[2] = {narrow<D>(sum[first / 2 + 2 * i]), narrow<D>(sum[first / 2 + 2 * i + 1])};
+                    words[i] = Word<D>::pack(pair);
+                }
+                store_columns(patch + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8, words);
+            } else {
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 8; ++i) {
+                    const int column = i / 4 * 8 + member * 2 + i % 2, down = i / 2 % 2 * 8 + group;
+                    patch[column * kPitch + down] = narrow<D>(sum[first / 2 + i]);
+                }
             }
             warp_barrier();
             const D* const from = patch + lane / 2 * kPitch + half;
