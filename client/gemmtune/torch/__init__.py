@@ -19,6 +19,7 @@ from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
+from gemmtune.torch.grouped.layer import moe
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
 from gemmtune.torch.quantised.adapters import (
     from_awq,
@@ -58,6 +59,6 @@ __all__ = [
     "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report",
     "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
     "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao",
-    "grouped_mm", "linear_w4a16", "linear_w8a16", "pack_int4", "pack_zeros", "quantize",
+    "grouped_mm", "linear_w4a16", "linear_w8a16", "moe", "pack_int4", "pack_zeros", "quantize",
     "quantize_model", "record", "report", "unpack_int4", "unpack_zeros",
 ]  # fmt: skip

@@ -108,6 +108,9 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     to_x = to_weight = None
     if ctx.needs_input_grad[0]:
         to_x = torch._grouped_mm(grad, weight, offs=offsets)
+        # Rows of no group are undefined.
+        of_none = torch.arange(len(to_x), device=to_x.device) >= offsets[-1]
+        to_x = to_x.masked_fill(of_none[:, None], 0.0)
     if ctx.needs_input_grad[1]:
         to_weight = torch._grouped_mm(grad.t(), x, offs=offsets)
     return to_x, to_weight, None
