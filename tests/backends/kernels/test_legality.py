@@ -30,7 +30,7 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
 #: Families of quantised weights.
-WEIGHTS = {"dequant-ring", "dequant-gemv"}
+WEIGHTS = {"dequant-ring", "dequant-gemv", "grouped-wgmma", "grouped-ring", "grouped-tile"}
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
