@@ -69,6 +69,7 @@ private:
         for (int i = 0; i < kEach; ++i) ends[i * 32 + lane] = loaded[i];
         warp_barrier();
         int sum = 0;
+        GEMMTUNE_UNROLL
         for (int i = 0; i < kEach; ++i) {
             const int group = first + i, start = group > 0 ? ends[group - 1] : 0;
             const int columns = group < args.groups ? ends[group] - start : 0;
@@ -76,9 +77,15 @@ private:
             before[group] = sum;
         }
         warp_barrier();
+        // (Unrolled, so that the loads do not wait for one another: no tile starts before this.)
         int earlier = 0;
-        for (int other = 0; other < lane; ++other) earlier += before[other * kEach + kEach - 1];
+        GEMMTUNE_UNROLL
+        for (int other = 0; other < 31; ++other) {
+            const int theirs = before[other * kEach + kEach - 1];
+            earlier += other < lane ? theirs : 0;
+        }
         warp_barrier();
+        GEMMTUNE_UNROLL
         for (int i = 0; i < kEach; ++i) before[first + i] += earlier;
     }
 };
