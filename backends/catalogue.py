@@ -16,9 +16,10 @@ from backends.cpu.compiler import find_compiler
 from backends.cpu.compiler import missing as no_compiler
 from backends.dtypes import COMPUTE_FOR, WEIGHT_TYPES
 from backends.errors import InvalidProblem
+from backends.grouping import TYPES
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
 from backends.kernels.triton.family import TritonFamily
-from backends.problem import GemmProblem, from_mm
+from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Parameter
 
 #: The input types that a family is checked for: every dtype, and tf32 (fp32 on tensor cores).
@@ -93,7 +94,7 @@ def _about(family: object) -> str:
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
     """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks; then
-    the types of quantised weights that it multiplies."""
+    the types of quantised weights, and of grouped products, that it multiplies."""
     found: dict[str, None] = {}
     for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED)):
         with suppress(InvalidProblem):
@@ -103,4 +104,7 @@ def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
         weights = {"dtype_b": name, "scale_b": scale, "scale_dtype": "bf16", "trans_b": "T"}
         if supports(from_mm(16, 256, 256, "bf16", **weights)):
             found[f"{name} weights"] = None
+    for name in TYPES:
+        if supports(from_linear(16, 256, 256, name, groups=4)):
+            found[f"{name} groups"] = None
     return tuple(found)

@@ -17,7 +17,7 @@ from backends.solution import Solution
 LIBRARY_FAMILIES = frozenset(
     ("torch", "cublas", "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "hipblaslt",
      "hipblaslt-heuristic", "rocblas", "rocblas-default", "openblas", "openblas_upcast",
-     "torch-weights", "torch-int8", "dequantise")
+     "torch-weights", "torch-int8", "dequantise", "torch-grouped", "numpy-grouped")
 )  # fmt: skip
 
 

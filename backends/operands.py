@@ -17,7 +17,7 @@ from backends.problem_rules import BLOCKS
 from backends.quantisation import STORED_ZEROS, ZERO_ROWS, groups_of
 
 #: The operands of a problem, in the order in which every table lists them.
-NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d", "zero_a")
+NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "offsets")
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,16 @@ class Layout:
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
-    are any. Zero points of quantised weights are as quantisation.py says. A `tensor` scale is one value;
-    `outer` scales are one value per row of op(A) or per column of op(B). Block scales are a matrix whose
-    contiguous dimension is k: [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's
-    [M, K/128], w's [N/128, K/128]; partial blocks count). block_32 has no layout, since no backend supports
-    it yet."""
+    are any; offsets of a grouped product, whose A has a copy for each group (grouping.py). Zero points of
+    quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer` scales are one value
+    per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous dimension is k:
+    [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128], w's [N/128,
+    K/128]; partial blocks count). block_32 has no layout, since no backend supports it yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies, packing = problem.batch if stride else 1, DTYPES[kind].packing
+        if problem.groups and stride:  # of a grouped product only the weights have a stride
+            copies = problem.groups
         return Layout(rows // packing, columns, ld // packing, stride // packing, copies, DTYPES[kind])
 
     p = problem
@@ -99,6 +101,8 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
             found["zero_a"] = one(groups * 8, p.m // ZERO_ROWS, groups * 8, 0, "uint4")
         else:
             found["zero_a"] = one(groups, p.m, groups, 0, p.scale_dtype or "fp32")
+    if p.groups:
+        found["offsets"] = one(p.groups, 1, p.groups, 0, "int32")
     return MappingProxyType(found)
 
 
@@ -126,6 +130,7 @@ class Operands:
     scale_b: int = 0
     scale_d: int = 0
     zero_a: int = 0
+    offsets: int = 0
 
     @classmethod
     def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:

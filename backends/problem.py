@@ -12,7 +12,7 @@ bias axis without a bias, and the scale type without scales (to None). docs/deci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from backends.canonical import short_hash
 from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
+from backends.grouping import MOST_GROUPS, NO_ROUTING, active_groups, check_groups, routing_of
 from backends.problem_rules import (
     ACTIVATIONS,
     ALIGNMENTS,
@@ -80,6 +81,7 @@ class GemmProblem(ProblemFields):
         check_epilogue(self)
         normalise(self)
         check_weights(self)
+        check_groups(self)
         check_layout(self)
 
     # ---- what it means -------------------------------------------------------------------------
@@ -92,8 +94,10 @@ class GemmProblem(ProblemFields):
     @property
     def bytes_read(self) -> int:
         """Bytes of A, B, bias, scales of blocks and (when beta != 0) C, each read once; a broadcast operand
-        counts once. Other scales are too few to count."""
-        total = DTYPES[self.dtype_a].size(self.m * self.k) * (self.batch if self.stride_a else 1)
+        counts once, and of a grouped product only the weights of groups that have rows. Other scales are too
+        few to count."""
+        copies = active_groups(self) if self.groups else self.batch if self.stride_a else 1
+        total = DTYPES[self.dtype_a].size(self.m * self.k) * copies + 4 * self.groups
         total += DTYPES[self.dtype_b].size(self.k * self.n) * (self.batch if self.stride_b else 1)
         if self.beta != "zero":
             c = DTYPES[self.dtype_c].bytes
@@ -139,11 +143,15 @@ class GemmProblem(ProblemFields):
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as plain JSON values; without zero_a if there are no zero points, as ids were made
-        before it existed."""
+        """Every field, as plain JSON values; those of OPTIONAL only where they are not what most problems
+        have, as ids were made before they existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
-        return found if self.zero_a == "none" else found | {"zero_a": self.zero_a}
+        if self.zero_a == "none" and not self.groups:
+            return found
+        # A problem that was pickled has the class's values of those that it left out.
+        others = {name: getattr(self, name) for name in OPTIONAL}
+        return found | {name: value for name, value in others.items() if value != OPTIONAL[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:
@@ -152,7 +160,7 @@ class GemmProblem(ProblemFields):
         for name in values:
             if name not in names:
                 raise InvalidProblem(f"unknown field {name!r} in a canonical problem", str(name))
-        missing = sorted(names - {"zero_a"} - set(values))
+        missing = sorted(names - set(OPTIONAL) - set(values))
         if missing:
             raise InvalidProblem(f"canonical problem lacks {', '.join(missing)}", missing[0])
         return cls(**values)
@@ -165,7 +173,7 @@ class GemmProblem(ProblemFields):
     @property
     def slug(self) -> str:
         """A short name in BLAS terms: tn_4096x16x4096_bf16 (m x n x k); not unique."""
-        batch = f"_b{self.batch}" if self.batch > 1 else ""
+        batch = f"_b{self.batch}" if self.batch > 1 else f"_g{self.groups}" if self.groups else ""
         kind = "tf32" if self.compute == "tf32" else self.dtype_a
         kind += f"_{self.dtype_b}" if self.weight_only else ""
         return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
@@ -182,9 +190,11 @@ class GemmProblem(ProblemFields):
         return "_".join(parts) or "none"
 
 
+#: Fields that a document leaves out at the value that most problems have.
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": NO_ROUTING}
 #: Used in place of dataclasses.asdict(), whose deep copies would take half the time allowed for a lookup by
 #: id.
-_NAMES = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
+_NAMES = tuple(f.name for f in fields(GemmProblem) if f.name not in OPTIONAL)
 
 
 # ---- builders ----------------------------------------------------------------------------------
@@ -224,17 +234,20 @@ def from_blas(
     fast_accumulation: bool = False,
     zero_a: str = "none",
     zero_b: str = "none",
+    groups: int = 0,
+    routing: str | Sequence[int] | None = None,
 ) -> GemmProblem:
     """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
     storage computed in tf32. An A of int4, uint4 or int8 beside a B of bf16 or fp16 is a quantised weight
-    matrix (quantisation.py). Raises InvalidProblem.
-    """
+    matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are distributed over
+    them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises InvalidProblem."""
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
         scale_a, scale_b, scale_d, scale_dtype, alignment, fast_accumulation, zero_a, zero_b,
+        groups, routing,
     )  # fmt: skip
     try:
         return _built(*call)
@@ -249,7 +262,7 @@ def _built(
     int | None, stride_d: int | None, dtype_b: str | None, dtype_c: str | None, dtype_d: str | None,
     compute: str | None, alpha: float, beta: float, activation: str, bias: str | None, bias_axis: str |
     None, scale_a: str, scale_b: str, scale_d: str, scale_dtype: str | None, alignment: int,
-    fast_accumulation: bool, zero_a: str, zero_b: str,
+    fast_accumulation: bool, zero_a: str, zero_b: str, groups: int, routing: str | Sequence[int] | None,
 ) -> GemmProblem:  # fmt: skip
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
@@ -286,6 +299,9 @@ def _built(
     for name, stride in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
         check_size(stride, in_place.get(name, name), MAX_STRIDE)
     packed_d = ldd * n
+    check_size(groups, "groups", MOST_GROUPS, least=0)
+    if routing is None:
+        routing = "uniform" if groups else NO_ROUTING
     try:
         return GemmProblem(
             m=m, n=n, k=k, batch=batch, trans_a=trans_a, trans_b=trans_b,
@@ -304,7 +320,7 @@ def _built(
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
             scale_dtype="fp32" if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
-            zero_a=zero_a,
+            zero_a=zero_a, groups=groups, routing=routing_of(routing, groups),
         )  # fmt: skip
     except InvalidProblem as error:
         raise _renamed(error, in_place) from None

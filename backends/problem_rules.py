@@ -74,6 +74,8 @@ class ProblemFields:
     alignment: int
     fast_accumulation: bool
     zero_a: str = "none"
+    groups: int = 0
+    routing: str = "none"
 
     @property
     def weight_only(self) -> bool:
@@ -145,7 +147,8 @@ def normalise(p: ProblemFields) -> None:
     if DTYPES[p.dtype_a].kind != COMPLEX:
         fixed |= {t: "T" for t in ("trans_a", "trans_b") if getattr(p, t) == "C"}
     if p.batch == 1:
-        fixed |= dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0)
+        fixed |= dict.fromkeys(("stride_b", "stride_c", "stride_d"), 0)
+        fixed |= {} if p.groups else {"stride_a": 0}  # groups have weights each
     if p.beta == "zero":
         fixed |= {"ldc": p.ldd, "dtype_c": p.dtype_d}
         fixed["stride_c"] = fixed.get("stride_d", p.stride_d)

@@ -11,12 +11,13 @@ from typing import Any
 
 from backends.dtypes import ACTIVATION_TYPES, dtype, is_weight_only
 from backends.errors import InvalidProblem
+from backends.grouping import given_counts
 from backends.problem import GemmProblem, from_blas, from_mm, twin
 from backends.problem_rules import ACTIVATIONS, SCALES
 from backends.quantisation import GROUPS
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
-          "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
+          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing")  # fmt: skip
 _STRIDES = ("a", "b", "c", "d")
 FIELDS = (
     *_PLAIN,
@@ -86,6 +87,9 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
     for name in ("trans_a", "trans_b"):
         if call[name] != "N":
             out[name] = True if call[name] == "T" else "C"
+    if problem.groups:
+        counts = given_counts(problem.routing)
+        out |= {"groups": problem.groups, "routing": problem.routing if counts is None else counts}
     if problem.epilogue != "none":
         out["epilogue"] = problem.epilogue
         if problem.bias and (problem.bias != problem.dtype_d or problem.bias_axis != "m"):

@@ -137,10 +137,11 @@ def tune(
     seed: int = 0,
     stop: Callable[[Tuned, float], bool] | None = None,
     families: Sequence[str] | None = None,
+    policy: MeasurementPolicy | None = None,
 ) -> Tuned:
-    """Tunes one problem by the backend's default policy, with candidates from `families` (None: all). The
+    """Tunes one problem by `policy`, the backend's default where there is none, with candidates from `families` (None: all). The
     session stops when `stop(tuned, stamp)`, called after every outcome, returns True."""
-    policy = MeasurementPolicy.of(runner.environment.vendor)
+    policy = MeasurementPolicy.of(runner.environment.vendor) if policy is None else policy
     search = Search(seed=seed, families=None if families is None else tuple(families))
     session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
     tuned, begin = Tuned(session), time.monotonic()

@@ -33,7 +33,7 @@ from backends.solution import Solution
 from backends.toolchains.nvrtc import Nvrtc
 from backends.wire import problem_to_wire
 from benchmarks.cuda_tuned import kernel_cache
-from tuners.inputs import draw
+from tuners.inputs import draw, fixed_operand
 
 FAMILIES = tuple(name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family))
 #: Sizes of one, sizes that are no multiple of a tile, rows aligned to 16 bytes and not; every transpose,
@@ -77,6 +77,15 @@ QUANTISED = tuple(
     ))
     for m, k, dtype_a, more in ((1, 384, "bf16", {}), (7, 1152, "fp16", {"bias": "fp16"}), (8, 256, "bf16", {"beta": 1.0}))
 )  # fmt: skip
+#: Grouped products: groups without rows, rows of one group alone, sizes that are no multiple of a tile.
+GROUPED = tuple(
+    from_linear(m, n, k, dtype, groups=groups, routing=routing, **more)
+    for dtype, more in (("bf16", {}), ("fp16", {"dtype_d": "fp32"}), ("bf16", {"ldd": 217}))
+    for m, n, k, groups, routing in (
+        (1, 72, 264, 8, "uniform"), (83, 200, 136, 6, [0, 70, 0, 1, 12, 0]), (33, 96, 1032, 1, "uniform"),
+        (300, 133, 520, 40, "skewed"), (257, 130, 72, 4, [0, 0, 0, 257]), (64, 136, 2056, 3, "uniform"),
+    )
+)  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
 LARGE = (
@@ -109,7 +118,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    mine = [problem for problem in (*PROBLEMS, *QUANTISED) if family.supports(problem)]
+    mine = [problem for problem in (*PROBLEMS, *QUANTISED, *GROUPED) if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
         return [(each, one) for each in problems for one in islice(family.solutions(each, environment), 1)]
@@ -170,7 +179,9 @@ def _run(pair: Pair, device: Device) -> None:
             buffer = device.allocate(askew + layout.bytes)
             held.callback(buffer.free)
             kind = "scale" if name.startswith("scale_") else "normal"
-            buffer.upload(draw(rng, layout.elements, layout.dtype, kind).view(np.uint8), askew)
+            fixed = fixed_operand(name, problem)
+            values = draw(rng, layout.elements, layout.dtype, kind) if fixed is None else fixed
+            buffer.upload(values.view(np.uint8), askew)
             address[name] = buffer.address + askew
         workspace = 0
         if kernel.workspace_bytes:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 from pydantic.json_schema import WithJsonSchema
 
+from backends.grouping import MOST_GROUPS, NAMED, NO_ROUTING
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from tuners.budget import Search
 from tuners.effort import EFFORTS, effort_help
@@ -80,6 +81,13 @@ class Problem(Strict):
     compute: str | None = None
     epilogue: str | Epilogue | None = Field(default=None, description="none, bias, relu, bias_relu, ...")
     scaling: str | Scaling | None = Field(default=None, description="none, tensor, row, block_1x128, ...")
+    groups: Annotated[int, Field(ge=0, le=MOST_GROUPS)] | None = Field(
+        default=None,
+        description="A grouped product: B is so many weight matrices, A's rows are sorted by group.",
+    )
+    routing: Literal[(*NAMED, NO_ROUTING)] | list[Annotated[int, Field(ge=0, le=MAX_SIZE)]] | None = Field(  # type: ignore[valid-type]
+        default=None, description="How A's rows are distributed over the groups; or the rows of each."
+    )
     alpha: float | None = None
     beta: float | None = None
     lda: _Leading | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.dtypes import DTYPES, INTEGER, DType, to_host
+from backends.grouping import ends_of
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
 from backends.quantisation import GROUPS
@@ -32,6 +33,8 @@ RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
 #: Rows of quantised weights: of multiples of 8, which zero points may need, one that is no multiple of 16.
 RAGGED_M_WEIGHTS = 136
 RAGGED_BATCH = 3
+#: Rows of small grouped products.
+RAGGED_ROWS = 61
 #: Multiples of 16 that are not multiples of any tile.
 EVEN_M, EVEN_N = 144, 48
 
@@ -151,12 +154,20 @@ def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str,
     kind = scaled_down(distribution, problem)
     found = {}
     for name, layout in layouts(problem).items():
-        if name != "d":
+        fixed = fixed_operand(name, problem)
+        if fixed is not None:
+            found[name] = fixed.reshape(1, 1, -1)
+        elif name != "d":
             shape = (layout.copies, layout.columns, layout.rows)
             values = draw(rng, int(np.prod(shape)), layout.dtype, operand_distribution(name, kind, problem))
             values = values.reshape(shape)
             found[name] = _as_stored(layout, values)
     return found
+
+
+def fixed_operand(name: str, problem: GemmProblem) -> npt.NDArray[Any] | None:
+    """The values of an operand that is not drawn, flat: the offsets of a grouped product. Else None."""
+    return ends_of(problem) if name == "offsets" else None
 
 
 def operand_distribution(name: str, distribution: str, problem: GemmProblem) -> str:
@@ -191,6 +202,8 @@ def ragged(problem: GemmProblem) -> GemmProblem:
     """A problem with the same types, transposes and epilogue, but small odd sizes, padded leading dimensions,
     and alpha and beta other than one and zero."""
     p = problem
+    if p.groups:
+        return _grouped_twin(p, RAGGED_K, 1)
     if p.weight_only:
         return _twin(p, (min(p.m, RAGGED_M_WEIGHTS), min(p.n, RAGGED_N), min(p.k, _ragged_k(p))), 1)
     return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
@@ -207,6 +220,8 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
     all sizes to be multiples of a 16-byte vector. They keep k, since a configuration of such a library may
     split it."""
     p = problem
+    if p.groups:
+        return [("aligned", _grouped_twin(p, p.k, 16))]
     m, n = min(p.m, RAGGED_M_WEIGHTS if p.weight_only else RAGGED_M), min(p.n, RAGGED_N)
     vector = max(1, 16 // DTYPES[p.dtype_d].bytes)
     whole = [
@@ -218,6 +233,20 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
         ("aligned rows", _twin(p, (m if m < vector else m // vector * vector, n, p.k), 16)),
         ("multiples of 16", _twin(p, (whole[0], whole[1], whole[2]), 16)),
     ]
+
+
+def _grouped_twin(p: GemmProblem, k: int, align: int, one: bool = False) -> GemmProblem:
+    """A grouped product of few rows: most groups have none. `one`: a single group has all of them."""
+    groups = p.groups  # a kernel may be compiled for so many
+    m, n, k = min(p.m, RAGGED_M), min(p.n, RAGGED_ROWS), min(p.k, k)
+    routing = ",".join(str(n * (g == groups // 2)) for g in range(groups)) if one else "skewed"
+    step = max(1, align // DTYPES[p.dtype_a].bytes)
+    lda, ldb = (-(-(k + more) // step) * step for more in (3, 5))
+    ldd = -(-(m + 7) // step) * step
+    return replace(
+        p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd, stride_a=lda * m + step, groups=groups,
+        routing=routing,
+    )  # fmt: skip
 
 
 def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProblem:
@@ -258,9 +287,10 @@ def cases(
     problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int | None = None
 ) -> tuple[Case, ...]:
     """The cases that a candidate must compute correctly: for each seed, the ragged problem with both scalars
-    in effect, and the exact problem (on `exact_seeds` seeds if it is large; None: on all). For the first seed
-    also the ragged problem with the problem's own scalars, if they differ. Each ragged case is followed by
-    its fallbacks; applicable() selects among them."""
+    in effect, and the exact problem (on `exact_seeds` seeds if it is large; None: on all). A grouped product
+    is also run with all rows in one group. For the first seed also the ragged problem with the problem's own
+    scalars, if they differ. Each ragged case is followed by its fallbacks; applicable() selects among
+    them."""
     found = []
     twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
     plain = [
@@ -273,6 +303,12 @@ def cases(
         found += _with_fallbacks("ragged", twins, problem, seed, distribution)
         if index == 0:
             found += _with_fallbacks(OWN_SCALARS, plain, problem, seed, distribution)
+        if problem.groups:
+            ones = [
+                (name, _grouped_twin(problem, twin.k, align, one=True))
+                for (name, twin), align in zip(twins, (1, 16), strict=True)
+            ]
+            found += _with_fallbacks("one group", ones, problem, seed, distribution)
         if exact_seeds is None or index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)

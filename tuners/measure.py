@@ -13,7 +13,7 @@ from backends.errors import DeviceMemoryExceeded
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
-from tuners.inputs import draw, operand_distribution
+from tuners.inputs import draw, fixed_operand, operand_distribution
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.
@@ -80,10 +80,13 @@ class OperandSets:
             places[name] += askew
             end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
         count = 1
+        # Of a grouped product a launch reads the weights of some groups only, the same each time.
+        touched = min(end, problem.bytes_read + problem.bytes_written) if problem.groups else end
         if policy.cache == "cold":
-            count = min(MAX_SETS, ceil(COLD_CACHES * device.cache_bytes / end) + 1)
+            count = min(MAX_SETS, ceil(COLD_CACHES * device.cache_bytes / touched) + 1)
             count = max(1, min(count, int((allowed - needed) // end)))
-        self.rotation = Rotation(count, count * end, count * end >= COLD_CACHES * device.cache_bytes)
+        cold = count * touched >= COLD_CACHES * device.cache_bytes
+        self.rotation = Rotation(count, count * touched, cold)
         self._buffer = device.allocate(count * end)
         self._turn = 0
         self.sets: list[Operands] = []
@@ -107,7 +110,10 @@ class OperandSets:
         for index in range(self.rotation.sets):
             address = {name: self._buffer.address + index * end + place for name, place in places.items()}
             for turn, (name, layout) in enumerate(shape.items()):
-                if fill is not None:
+                fixed = fixed_operand(name, problem)
+                if fixed is not None:
+                    self._buffer.upload(fixed.view(np.uint8), index * end + places[name])
+                elif fill is not None:
                     fill(index * end + places[name], layout)
                 elif device.reference is not None:
                     kind = operand_distribution(name, policy.distribution, problem)

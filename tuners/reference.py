@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, is_fp8
 from backends.errors import DeviceError
+from backends.grouping import spans_of
 from backends.operands import as_product
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
@@ -83,14 +84,18 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     columns = _sampled_columns(p, case.seed)
     left, _ = as_product(p, inputs["a"], inputs["b"])
     left64 = _scaled(p, inputs, "scale_b", left.astype(np.float64))
-    right64 = _right(p, inputs, slice(None) if columns is None else columns)
-    product = np.matmul(left64, right64)
-    _certify(product, left64, right64, case.seed)
+    chosen = slice(None) if columns is None else columns
+    if p.groups:
+        product, right_norm = _grouped(p, left64, inputs["a"][:, chosen], case.seed)
+    else:
+        right64 = _right(p, inputs, chosen)
+        product = np.matmul(left64, right64)
+        _certify(product, left64, right64, case.seed)
+        right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
     if len(product) != p.batch:  # both A and B are broadcast
         product = np.repeat(product, p.batch, axis=0)
     alpha, beta = p.scalars
     left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left64, left64))[:, :, None]
-    right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
     bound = error_bound(p, case.distribution)
     value = np.multiply(product, alpha, out=product)
     added = np.abs(value)  # sum of the terms' absolute values; the terms may cancel
@@ -120,7 +125,7 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     tolerance += bound.rounding * np.abs(expected) + bound.least
     projection = None
     sums_up = p.dtype_d != "int8" and (_is_exact(p) or DTYPES[p.dtype_d].kind != INTEGER)
-    if columns is not None and p.activation == "none" and sums_up:
+    if columns is not None and p.activation == "none" and sums_up and not p.groups:
         projection = _project(p, inputs, case.seed, left64, left_norm, bound.rough)
     return Reference(case, columns, expected, tolerance, projection)
 
@@ -135,6 +140,19 @@ def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.
         return found.swapaxes(1, 2)
     _, right = as_product(p, inputs["a"], inputs["b"])
     return _scaled(p, inputs, "scale_a", right[:, :, columns].astype(np.float64), columns)
+
+
+def _grouped(p: GemmProblem, left: Float, weights: Array, seed: int) -> tuple[Float, Float]:
+    """The product of every row by its group's weights [groups, columns, k], and the weights' norms, both
+    [1, n, columns]."""
+    product, norms = (np.zeros((1, p.n, weights.shape[1])) for _ in range(2))
+    for group, start, end in spans_of(p):
+        right = weights[group : group + 1].astype(np.float64).swapaxes(1, 2)
+        rows = left[:, start:end]
+        product[:, start:end] = np.matmul(rows, right)
+        _certify(product[:, start:end], rows, right, seed)
+        norms[:, start:end] = np.sqrt(np.einsum("bkm,bkm->bm", right, right))[:, None, :]
+    return product, norms
 
 
 def _steps(p: GemmProblem) -> int:

@@ -18,7 +18,7 @@ from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel
 from backends.reference_protocol import Comparison, DeviceReference
-from tuners.inputs import Case, operand_distribution, scaled_down
+from tuners.inputs import Case, fixed_operand, operand_distribution, scaled_down
 from tuners.reference import error_bound
 from tuners.verify import GUARD, Finding, Verifier
 
@@ -139,7 +139,11 @@ class DeviceVerifier:
                 block = bench.inputs[name] = self._block(p, layout)
                 device.fill(block.start, block.size, block.poison)
                 seed = case.seed * 16 + number
-                device.draw(layout, block.address, seed, operand_distribution(name, distribution, p))
+                fixed = fixed_operand(name, p)
+                if fixed is not None:
+                    block.buffer.upload(fixed.view(np.uint8), block.address - block.buffer.address)
+                else:
+                    device.draw(layout, block.address, seed, operand_distribution(name, distribution, p))
                 image = bench.images[name] = self._block(p, layout)
                 device.copy(image.start, block.start, block.size)
             elements = p.m * p.n * p.batch

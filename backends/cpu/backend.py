@@ -13,6 +13,7 @@ from backends.cpu.compiler import find_compiler, missing
 from backends.cpu.dequantise import DequantiseMatmul
 from backends.cpu.driver import read_cpu
 from backends.cpu.families import PackedFamily, StreamFamily
+from backends.cpu.grouped import NumpyGrouped, TorchGrouped
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.cpu.user_kernel import user_family
 from backends.dtypes import WEIGHT_TYPES
@@ -24,7 +25,8 @@ from backends.traits import HOST_TRAITS
 from backends.user_kernels.source import UserKernel
 
 #: The families in the order in which a search takes turns: the most frequent winners first.
-_FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast, DequantiseMatmul)
+_FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast, DequantiseMatmul,
+             TorchGrouped, NumpyGrouped)  # fmt: skip
 
 
 class CpuBackend:
@@ -81,13 +83,14 @@ class CpuBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """For fp32 and fp64, numpy's call on all cores. For 16-bit types and int8, torch's call if torch is
-        installed and supports the problem, then upcast + gemm + downcast in numpy. For quantised weights,
-        dequantising + gemm + downcast in numpy. Raises UnsupportedProblem."""
+        installed and supports the problem, then upcast + gemm + downcast in numpy; of a grouped product a
+        loop of those calls. For quantised weights, dequantising + gemm + downcast in numpy. Raises
+        UnsupportedProblem."""
         found = []
         for name, family, kinds in _BASELINES:
             if problem.dtype_a in kinds and _missing(family, problem, environment) is None:
                 first = next(iter(family.solutions(problem, environment)))
-                found.append(Baseline(name, first, framework=isinstance(family, TorchMatmul)))
+                found.append(Baseline(name, first, framework=isinstance(family, TorchMatmul | TorchGrouped)))
         if not found:
             raise UnsupportedProblem(
                 f"the cpu backend has no library call for {problem.slug} ({problem.dtype_a} -> "
@@ -136,4 +139,6 @@ _BASELINES: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     ("torch", TorchMatmul(), _SHORT),
     ("numpy upcast", OpenBlasUpcast(), _SHORT),
     ("numpy dequantise", DequantiseMatmul(), WEIGHT_TYPES),
+    ("torch, a loop over groups", TorchGrouped(), ("fp16", "bf16")),
+    ("numpy upcast, a loop over groups", NumpyGrouped(), ("fp16", "bf16")),
 )

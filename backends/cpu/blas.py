@@ -22,6 +22,7 @@ from backends.cache import BinaryCache
 from backends.cpu.host import HostOperands, activate, finish
 from backends.environment import Environment
 from backends.errors import LaunchError
+from backends.grouping import ungrouped
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Kernel, Launch
@@ -133,7 +134,7 @@ class LibraryFamily(ABC):
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """None if solutions() lists the solution for the problem; every other solution is illegal."""
-        if solution in list(self.solutions(problem, environment)):
+        if self.supports(problem) and solution in list(self.solutions(problem, environment)):
             return None
         return f"{solution.slug} is not among the calls that {self.name} offers for this problem"
 
@@ -148,8 +149,8 @@ class LibraryFamily(ABC):
         """See Family."""
 
 
-def _unscaled(problem: GemmProblem) -> bool:
-    return problem.scale_a == problem.scale_b == problem.scale_d == "none"
+def _plain(problem: GemmProblem) -> bool:
+    return problem.scale_a == problem.scale_b == problem.scale_d == "none" and ungrouped(problem) is None
 
 
 class OpenBlas(LibraryFamily):
@@ -159,9 +160,7 @@ class OpenBlas(LibraryFamily):
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether A and the compute type are both fp32 or both fp64, without scales."""
-        return (
-            problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _unscaled(problem)
-        )
+        return problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _plain(problem)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """Each routine with each thread count, all cores first. `gemm` only without a batch, and only if the
@@ -232,7 +231,7 @@ class OpenBlasUpcast(LibraryFamily):
         scales."""
         kinds = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
         exact = problem.dtype_a != "int8" or problem.dtype_d == "int32"
-        return kinds.get(problem.dtype_a) == problem.compute and exact and _unscaled(problem)
+        return kinds.get(problem.dtype_a) == problem.compute and exact and _plain(problem)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """One candidate for each thread count, all cores first."""

@@ -25,6 +25,7 @@ from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.family_space import FamilySpace, GridSpace, ListedSpace, ParameterGrid
+from backends.grouping import ungrouped
 from backends.problem import GemmProblem
 from backends.protocol import Kernel
 from backends.solution import Parameter, Solution
@@ -76,7 +77,7 @@ class NativeFamily(ABC):
         supported."""
         p = problem
         kinds = _TYPES.get(p.dtype_a)
-        if kinds is None or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
+        if kinds is None or ungrouped(p) or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
         compute, outputs = kinds
         typed = p.compute == compute and p.dtype_d in outputs and p.dtype_c in (p.dtype_d, compute)
@@ -123,9 +124,11 @@ class NativeFamily(ABC):
         return solution if self.illegal(problem, solution, environment) is None else None
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        """The first rule that is broken, or None. The rules concern the parameters, threads (1 to the number
-        of cores), dot, cache blocks and the register tile."""
+        """The first rule that is broken, or None. The rules concern groups, the parameters, threads (1 to the
+        number of cores), dot, cache blocks and the register tile."""
         p = solution.parameters
+        if (broken := ungrouped(problem)) is not None:
+            return broken
         if (rule := self._malformed(solution)) is not None:
             return rule
         rows, columns = (int(p[name] or 0) for name in self.tile_names)

@@ -12,6 +12,7 @@ import numpy as np
 from backends.cpu.blas import LibraryFamily, LibraryKernel, thread_counts
 from backends.cpu.host import HostOperands
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -54,6 +55,8 @@ class TorchMatmul(LibraryFamily):
         """Whether torch has a CPU call: fp32, fp64, fp16 or bf16 with A, C, D and the bias of one type, or a
         plain int8 GEMM into a packed int32 D; no scales."""
         p = problem
+        if ungrouped(p):
+            return False
         if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
         if p.dtype_a == "int8":  # torch._int_mm takes no scalars, no bias, no batch and no padded output

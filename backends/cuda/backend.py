@@ -22,6 +22,7 @@ from backends.gpu.compiled_family import CompiledFamily, compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.padded_family import padded_wgmma
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
+from backends.gpu.torch_grouped import TorchGrouped
 from backends.gpu.torch_int8 import TorchInt8
 from backends.gpu.torch_weights import TorchWeights
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
@@ -78,8 +79,9 @@ class CudaBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, then cuBLASLt's first heuristic; for quantised
-        weights torch's calls, then dequantising them before its product; for scales of blocks, which neither
-        takes row-major, what vLLM runs by default."""
+        weights torch's calls, then dequantising them before its product; for grouped products torch's call
+        for them, then a loop of its plain one; for scales of blocks, which neither takes row-major, what vLLM
+        runs by default."""
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]
@@ -93,9 +95,10 @@ class CudaBackend:
         if heuristic.unavailable(environment) is None and heuristic.supports(problem):
             first: Solution = first_heuristic(environment, max_workspace_bytes)
             found.append(Baseline("cuBLASLt's first heuristic", first))
-        weights = families[TorchWeights.name]
-        if weights.unavailable(environment) is None:
-            for solution in weights.solutions(problem, environment):
+        for calls in (families[TorchWeights.name], families[TorchGrouped.name]):
+            if calls.unavailable(environment) is not None:
+                continue
+            for solution in calls.solutions(problem, environment):
                 name = f"torch {environment.libraries['torch']}, {solution.parameters['call']}"
                 found.append(Baseline(name, solution, framework=True))
         if not found and (served := block_fp8_baseline(problem, environment)) is not None:
@@ -230,7 +233,7 @@ def _families() -> Mapping[str, Family]:
     wgmma = CompiledFamily(FAMILIES["tile-wgmma"], nvrtc)
     made: list[Family] = [
         lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul("CUDA"),
-        TorchInt8(), TorchWeights("CUDA"),
+        TorchInt8(), TorchWeights("CUDA"), TorchGrouped("CUDA"),
         *triton_families(Triton()),
         padded_wgmma(wgmma, nvrtc),
         *compiled_families("cuda", nvrtc),

@@ -20,6 +20,7 @@ from backends.errors import GemmtuneError
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, unscaled, untold_partial_sums
 from backends.gpu.scalars import scalar
+from backends.grouping import ungrouped
 from backends.kernels.legality import capability
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
@@ -64,6 +65,8 @@ class Cublas(LibraryFamily):
         """Whether GemmEx takes the types: A and B of one type, C and D of one type, no scales, no
         epilogue."""
         p = problem
+        if ungrouped(p):
+            return False
         typed = p.dtype_d in _TYPES.get((p.dtype_a, p.compute), ()) and p.dtype_c == p.dtype_d
         return typed and p.dtype_a == p.dtype_b and unscaled(p) and p.epilogue == "none"
 

@@ -39,6 +39,7 @@ from backends.errors import IllegalSolution
 from backends.family_space import FamilySpace, GridSpace, JoinedSpace
 from backends.gpu.context import GpuContext
 from backends.gpu.library import MOST_SHARES, LibraryFamily
+from backends.grouping import ungrouped
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -64,6 +65,8 @@ _TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def unsupported(p: GemmProblem) -> str | None:
     """The rule of the library's table of types that a problem breaks, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     inputs, outputs = _TYPES.get(p.compute, ((), ()))
     if p.compute not in COMPUTE_TYPES or p.dtype_a not in inputs or p.dtype_d not in outputs:
         return f"cuBLASLt has no {p.dtype_a} x {p.dtype_b} -> {p.dtype_d} in {p.compute}"

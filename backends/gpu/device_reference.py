@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from backends.dtypes import DTYPES, INTEGER, DType
 from backends.errors import UnsupportedProblem
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Function
+from backends.grouping import NO_ROUTING, spans_of
 from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
@@ -178,10 +180,32 @@ class GpuReference:
     ) -> None:
         """Every element of D in float64 arithmetic, with its tolerance. Raises UnsupportedProblem."""
         p = problem
+        if p.groups:
+            for group, start, end in spans_of(p):
+                self._compute_group(p, group, start, end, operands, bound, expected, tolerance)
+            return
         tiles = -(-p.m // TILE_M) * -(-p.n // TILE_N) * p.batch
         types = _code(p.dtype_a), _code(p.dtype_b)
         given = _Reference(_product(p, operands, bound), expected, tolerance)
         self._launch("reference", (tiles, 1, 1), given, types=types)
+
+    def _compute_group(
+        self,
+        p: GemmProblem,
+        group: int,
+        start: int,
+        end: int,
+        operands: Operands,
+        bound: ErrorBound,
+        expected: int,
+        tolerance: int,
+    ) -> None:
+        """compute() of the rows of one group, a product of its own."""
+        own = replace(p, n=end - start, groups=0, routing=NO_ROUTING)
+        weights = DTYPES[p.dtype_a].size(group * p.stride_a)
+        rows = DTYPES[p.dtype_b].size(start * p.ldb)
+        given = replace(operands, a=operands.a + weights, b=operands.b + rows)
+        self.compute(own, given, bound, expected + 8 * start * p.m, tolerance + 4 * start * p.m)
 
     def compare(
         self,

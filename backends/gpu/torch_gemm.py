@@ -19,6 +19,7 @@ from backends.dtypes import DTYPES, is_fp8
 from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import WORDS, LibraryFamily, call, unscaled, untold_partial_sums
+from backends.grouping import ungrouped
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -88,6 +89,8 @@ class TorchMatmul(LibraryFamily):
     def supports(self, problem: GemmProblem) -> bool:
         """Whether torch has a call for the types, the bias and the scales (of fp8 alone)."""
         p = problem
+        if ungrouped(p):
+            return False
         if p.bias not in (None, p.dtype_d) or p.dtype_c != p.dtype_d:
             return False
         if is_fp8(DTYPES[p.dtype_a]):

@@ -17,6 +17,7 @@ from backends.errors import DeviceLost, UnsupportedProblem
 from backends.gpu.compiled_family import compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
+from backends.gpu.torch_grouped import TorchGrouped
 from backends.gpu.torch_weights import TorchWeights
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
 from backends.gpu.user_kernel import user_family
@@ -109,6 +110,9 @@ class HipBackend:
         if problem.weight_only:
             solution = Solution(TorchWeights.name, 1, {"call": "dequantise"}, torch)
             looked_for.insert(0, Baseline(f"{name}, dequantise", solution, framework=True))
+        if problem.groups:
+            solution = Solution(TorchGrouped.name, 1, {"call": "loop"}, torch)
+            looked_for.insert(0, Baseline(f"{name}, loop", solution, framework=True))
         return [
             (
                 one,
@@ -194,7 +198,7 @@ def _families(compiler: str) -> Mapping[str, Family]:
     here."""
     made: list[Family] = [
         HipblasLt(), HipblasLtHeuristic(), Rocblas(), RocblasDefault(), TorchMatmul("ROCm"),
-        TorchWeights("ROCm"),
+        TorchWeights("ROCm"), TorchGrouped("ROCm"),
         *triton_families(Triton()),
         *compiled_families("hip", Hiprtc() if compiler == "hiprtc" else Clang()),
     ]  # fmt: skip

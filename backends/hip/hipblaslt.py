@@ -17,6 +17,7 @@ from backends.errors import IllegalSolution, LaunchError
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryCall, LibraryFamily, malformed_heuristic, untold_partial_sums
 from backends.gpu.library import call as library_call
+from backends.grouping import ungrouped
 from backends.hip.datatypes import COMPUTE_TYPES, DATA_TYPES, fp8_rule
 from backends.hip.driver import device_count
 from backends.hip.hipblaslt_api import Found, HipblasLtApi, hipblaslt
@@ -46,6 +47,8 @@ _TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def unsupported(p: GemmProblem) -> str | None:
     """The rule of the library's interface that a problem breaks, or None. Which types an architecture has
     solutions for only its library can tell."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     inputs, outputs = _TYPES.get(p.compute, ((), ()))
     known = {p.dtype_a, p.dtype_b} <= set(inputs) and p.dtype_d in outputs
     if p.compute not in COMPUTE_TYPES or not known:

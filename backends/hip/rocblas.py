@@ -13,6 +13,7 @@ from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryCall, LibraryError, LibraryFamily, unscaled, untold_partial_sums
 from backends.gpu.library import call as library_call
 from backends.gpu.scalars import scalar
+from backends.grouping import ungrouped
 from backends.hip.datatypes import OPERATIONS, ROCBLAS_TYPES
 from backends.hip.driver import device_count
 from backends.hip.library import ROCBLAS, LibraryMissing, checked
@@ -47,6 +48,8 @@ _ROOMY = (_SOMEWHERE, 2**40)
 
 def unsupported(p: GemmProblem) -> str | None:
     """The rule of rocblas_gemm_ex that a problem breaks, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     typed = (p.dtype_a, p.dtype_d, p.compute) in _TYPES and p.dtype_c == p.dtype_d
     if not typed or p.dtype_b != p.dtype_a:
         return f"rocBLAS has no {p.dtype_a} x {p.dtype_b} -> {p.dtype_d} in {p.compute}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from backends.archs import GpuArch, gpu_arch
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.kernels.oriented_gemm import CPP_TYPES, MOST_BLOCKS_YZ, WIDE, OrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
@@ -30,7 +31,14 @@ def arch_of(environment: Environment) -> GpuArch:
 
 def unsupported(p: GemmProblem, computes: Sequence[tuple[str, str]] = PLAIN) -> str | None:
     """Why kernels for these pairs (type of A and B, compute type) do not support the problem's types, compute
-    type or scaling, or None."""
+    type, scaling or groups, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
+    return unsupported_types(p, computes)
+
+
+def unsupported_types(p: GemmProblem, computes: Sequence[tuple[str, str]]) -> str | None:
+    """unsupported() of a grouped product, too."""
     if p.dtype_b != p.dtype_a or (p.dtype_a, p.compute) not in computes:
         known = ", ".join(f"{kind} in {compute}" for kind, compute in computes)
         return f"our kernels multiply {known}, not {p.dtype_a} x {p.dtype_b} in {p.compute}"

@@ -15,6 +15,7 @@ from typing import ClassVar
 from backends.archs import GpuArch, MatrixCores
 from backends.dtypes import DTYPES
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig, KernelFamily, Values, number
 from backends.kernels.legality import (
     OTHER_REGISTERS,
@@ -243,8 +244,10 @@ class MatrixCoreFamily(KernelFamily):
     listed: ClassVar[tuple[tuple[int, int, int, int], ...]]
 
     def unsupported(self, problem: GemmProblem) -> str | None:
-        """The types, compute type or scaling that the kernels do not have."""
+        """The types, compute type, scaling or groups that the kernels do not have."""
         p = problem
+        if (broken := ungrouped(p)) is not None:
+            return broken
         if (p.dtype_a, p.compute) not in self.computes:
             known = ", ".join(dict.fromkeys(f"{kind} in {compute}" for kind, compute in self.computes))
             return f"matrix cores multiply {known}, not {p.dtype_a} in {p.compute}"

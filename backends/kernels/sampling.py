@@ -36,6 +36,12 @@ _OTHERS: tuple[Mapping[str, Any], ...] = (
     {"trans_a": "T", "lda": 50001},
 )  # fmt: skip
 
+#: Grouped products: rows, n, k of each group's weights, groups, how the rows are distributed.
+_GROUPED = (
+    (8, 1536, 2048, 128, "uniform"), (64, 100, 712, 8, "skewed"), (512, 2048, 768, 128, "skewed"),
+    (4096, 4096, 1024, 8, "uniform"), (300, 520, 264, 3, [0, 300, 0]),
+)  # fmt: skip
+
 #: Quantised weights, of F.linear: storage type, scale, its type, zero point.
 _WEIGHTS = (
     ("uint4", "block_1x128", "bf16", "eight"), ("uint4", "block_1x128", "fp32", "uint4"),
@@ -88,6 +94,8 @@ def problems() -> tuple[GemmProblem, ...]:
     ):
         how = {"dtype_b": kind, "scale_b": scale, "scale_dtype": scales, "zero_b": zero, **other}
         found.append(from_linear(m, n, k, x, **how))
+    for kind, (m, n, k, groups, routing) in product(("bf16", "fp16"), _GROUPED):
+        found.append(from_linear(m, n, k, kind, groups=groups, routing=routing))
     return tuple(dict.fromkeys(found))
 
 

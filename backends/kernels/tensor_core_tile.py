@@ -194,7 +194,7 @@ class TileFamily(KernelFamily):
     """What the families of tile_product.h share: the tile, its rules, and the tiles worth trying."""
 
     vendors = ("cuda",)
-    computes = (("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "tf32"))
+    computes: ClassVar[tuple[tuple[str, str], ...]] = (("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "tf32"))
     tile_choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (32, 64, 128, 192, 256), "tile_n": (32, 64, 128, 192, 256), "tile_k": (16, 32, 64),
         "warp_m": (32, 48, 64), "warp_n": (32, 48, 64, 96), "stages": (2, 3, 4, 5), "group": (1, 8),

@@ -34,19 +34,19 @@ class TensorMap:
 
 def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
     """The tensor map of an operand ("a", "b") that is contiguous along k and whose lines and batch strides
-    are multiples of 16 bytes. Boxes have `lines` lines of LINE_BYTES."""
+    are multiples of 16 bytes; the groups of a grouped product's weights are such a batch. Boxes have `lines`
+    lines of LINE_BYTES."""
     problem, size = product.problem, product.element_bytes
     own = {"a": "b", "b": "a"}[operand] if product.swap_ab else operand
     stride = problem.stride_a if own == "a" else problem.stride_b
     there = product.m if operand == "a" else product.n
+    copies = problem.groups if problem.groups and own == "a" else product.batch
     # The stride of a dimension of size 1 is never used: any valid value will do.
     steps = (
         product.line_bytes(operand) if there > 1 else WIDE,
-        stride * size if product.batch > 1 else WIDE,
+        stride * size if copies > 1 else WIDE,
     )
-    return TensorMap(
-        own, problem.dtype_a, (product.k, there, product.batch), steps, (LINE_BYTES // size, lines, 1)
-    )
+    return TensorMap(own, problem.dtype_a, (product.k, there, copies), steps, (LINE_BYTES // size, lines, 1))
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backends.errors import ReadError
+from backends.grouping import ungrouped
 from backends.operands import layouts
 from backends.problem import GemmProblem
 
@@ -28,6 +29,8 @@ class Contract:
         kinds = (p.dtype_a, p.dtype_d)
         if p.dtype_a != p.dtype_b or p.dtype_a not in DEFAULT_OUTPUT or p.dtype_d not in OUTPUTS:
             return f"no user's kernel takes {p.dtype_a} x {p.dtype_b} -> {p.dtype_d}"
+        if (broken := ungrouped(p)) is not None:
+            return broken
         if not p.scale_a == p.scale_b == p.scale_d == "none":
             return "no user's kernel takes scales"
         if self.types and kinds not in self.types:

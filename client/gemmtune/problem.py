@@ -9,10 +9,12 @@ rules in backends/problem.py; a test compares both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmtune.errors import ProblemError
+from gemmtune.grouping import check_groups, grouping
+from gemmtune.values import check_size, one_of
 
 #: The fields of a canonical problem, in the order of a key.
 FIELDS = (
@@ -20,9 +22,10 @@ FIELDS = (
     "stride_a", "stride_b", "stride_c", "stride_d", "dtype_a", "dtype_b", "dtype_c", "dtype_d",
     "compute", "alpha", "beta", "activation", "bias", "bias_axis",
     "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation", "zero_a",
+    "groups", "routing",
 )  # fmt: skip
 #: Fields that a document leaves out at the value that most problems have.
-OPTIONAL: Mapping[str, Any] = {"zero_a": "none"}
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": "none"}
 #: Values of FIELDS.
 Key = tuple[Any, ...]
 
@@ -94,9 +97,9 @@ def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:
     elements); stride_a to stride_d (elements between batches, 0 broadcasts); dtype_b, dtype_c, dtype_d,
     compute; alpha, beta (numbers); activation; bias (its dtype), bias_axis ("n": one value per column, the
     default; "m"); scale_a, scale_b, scale_d, scale_dtype; alignment (bytes, of every address);
-    fast_accumulation; zero_b (the zero point of quantised weights). The dtype "tf32" is fp32 storage,
-    computed in tf32. Raises ProblemError.
-    """
+    fast_accumulation; zero_b (the zero point of quantised weights); groups, routing (a grouped product: B is
+    so many weight matrices; "uniform", the default, "skewed" or the counts of A's rows). The dtype "tf32" is
+    fp32 storage, computed in tf32. Raises ProblemError."""
     return key(from_row_major(m=m, n=n, k=k, dtype_a=dtype_a, **arguments))
 
 
@@ -168,6 +171,7 @@ def from_column_major(
     activation: str = "none", bias: str | None = None, bias_axis: str | None = None,
     scale_a: str = "none", scale_b: str = "none", scale_d: str = "none", scale_dtype: str | None = None,
     alignment: int = 16, fast_accumulation: bool = False, zero_a: str = "none", zero_b: str = "none",
+    groups: int = 0, routing: str | Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4, uint4
     or int8 beside a B of bf16 or fp16 is a quantised weight matrix. Raises ProblemError."""
@@ -179,21 +183,21 @@ def from_column_major(
     if zero_b != "none":
         raise ProblemError(f"zero_b {zero_b!r}: only weights have zero points", "zero_b")
     source = b if _is_weight(a, b) else a
-    _one_of(source, "dtype_a", tuple(_COMPUTE), " as a GEMM's input")
+    one_of(source, "dtype_a", tuple(_COMPUTE), " as a GEMM's input")
     out = dtype_d if dtype_d is not None else dtype_c
     d = _OUTPUTS[source][0] if out is None else _dtype(out, "dtype_c" if dtype_d is None else "dtype_d")
     c = d if dtype_c is None else _dtype(dtype_c, "dtype_c")
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-        _size(size, name, _MOST_SIZE)
+        check_size(size, name, _MOST_SIZE)
     for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
-        _one_of(trans, name, _TRANSPOSES)
+        one_of(trans, name, _TRANSPOSES)
     rows_a, columns_a = (m, k) if trans_a == "N" else (k, m)
     rows_b, columns_b = (k, n) if trans_b == "N" else (n, k)
     lda, ldb = rows_a if lda is None else lda, rows_b if ldb is None else ldb
     ldc = (m if ldd is None else ldd) if ldc is None else ldc
     ldd = ldc if ldd is None else ldd
     for name, ld in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
-        _size(ld, name, _MOST_STRIDE)
+        check_size(ld, name, _MOST_STRIDE)
     packed = ldd * n
     problem = {
         "m": m, "n": n, "k": k, "batch": batch, "trans_a": trans_a, "trans_b": trans_b,
@@ -211,10 +215,12 @@ def from_column_major(
         "scale_dtype": "fp32" if scale_dtype is None else scale_dtype,
         "alignment": alignment, "fast_accumulation": fast_accumulation,
         **({} if zero_a == "none" else {"zero_a": zero_a}),
+        **grouping(groups, routing),
     }  # fmt: skip
     _check_values(problem)
     _normalise(problem)
     _check_weights(problem)
+    check_groups(problem)
     _check_layout(problem)
     return problem
 
@@ -228,12 +234,12 @@ def _check_values(p: Mapping[str, Any]) -> None:
     d = p["dtype_d"]
     weight = _is_weight(p["dtype_a"], p["dtype_b"])
     a = p["dtype_b"] if weight else p["dtype_a"]
-    _one_of(p["activation"], "activation", _ACTIVATIONS)
-    _one_of(p["alignment"], "alignment", _ALIGNMENTS)
-    _one_of(p["compute"], "compute", _COMPUTE[a], f" for {a} inputs")
-    _one_of(d, "dtype_d", _OUTPUTS[a], f" for {a} inputs")
+    one_of(p["activation"], "activation", _ACTIVATIONS)
+    one_of(p["alignment"], "alignment", _ALIGNMENTS)
+    one_of(p["compute"], "compute", _COMPUTE[a], f" for {a} inputs")
+    one_of(d, "dtype_d", _OUTPUTS[a], f" for {a} inputs")
     if p["beta"] != "zero":
-        _one_of(p["dtype_c"], "dtype_c", _OUTPUTS[a], f" for {a} inputs")
+        one_of(p["dtype_c"], "dtype_c", _OUTPUTS[a], f" for {a} inputs")
     if a != p["dtype_b"] and not (a in _FP8 and p["dtype_b"] in _FP8):
         raise ProblemError(f"one input is {a}, one {p['dtype_b']}: only 8-bit floats may mix", "dtype_b")
     if not isinstance(p["fast_accumulation"], bool):
@@ -243,7 +249,7 @@ def _check_values(p: Mapping[str, Any]) -> None:
     if p["fast_accumulation"] and a not in _FP8:
         raise ProblemError(f"fast_accumulation applies to 8-bit floats, not {a}", "fast_accumulation")
     if p["bias"] is not None:
-        _one_of(p["bias_axis"], "bias_axis", ("m", "n"))
+        one_of(p["bias_axis"], "bias_axis", ("m", "n"))
         if p["bias"] in (*_COMPLEX, "fp8_e8m0"):
             raise ProblemError(f"a bias of {p['bias']} cannot be added to {d}", "bias")
     if d in _COMPLEX and (p["activation"] != "none" or p["bias"] is not None):
@@ -251,10 +257,10 @@ def _check_values(p: Mapping[str, Any]) -> None:
     if d == "int32" and p["activation"] in ("gelu", "silu"):
         raise ProblemError(f"{p['activation']} needs a floating-point output, not int32", "epilogue")
     for name in ("scale_a", "scale_b"):
-        _one_of(p[name], name, _SCALES)
-    _one_of(p["scale_d"], "scale_d", _SCALES[:2])
+        one_of(p[name], name, _SCALES)
+    one_of(p["scale_d"], "scale_d", _SCALES[:2])
     if _scaled(p):
-        _one_of(p["scale_dtype"], "scale_dtype", _WEIGHT_SCALE_DTYPES if weight else _SCALE_DTYPES)
+        one_of(p["scale_dtype"], "scale_dtype", _WEIGHT_SCALE_DTYPES if weight else _SCALE_DTYPES)
         if a in ("fp64", *_COMPLEX):
             raise ProblemError(f"scales do not apply to {a} operands", "scaling")
 
@@ -262,7 +268,7 @@ def _check_values(p: Mapping[str, Any]) -> None:
 def _check_weights(p: Mapping[str, Any]) -> None:
     """Checks what only quantised weights have, and that nothing else has it."""
     zero, kind, scale = p.get("zero_a", "none"), p["dtype_a"], p["scale_a"]
-    _one_of(zero, "zero_a", ZEROS)
+    one_of(zero, "zero_a", ZEROS)
     if not _is_weight(kind, p["dtype_b"]):
         if zero != "none":
             raise ProblemError(f"zero_a {zero} is of quantised weights, not of {kind}", "zero_a")
@@ -276,7 +282,7 @@ def _check_weights(p: Mapping[str, Any]) -> None:
     for name in ("scale_b", "scale_d"):
         if p[name] != "none":
             raise ProblemError(f"{name} {p[name]}: only the weights have scales here", name)
-    _one_of(scale, "scale_a", ("tensor", "outer", *GROUPS), " for quantised weights")
+    one_of(scale, "scale_a", ("tensor", "outer", *GROUPS), " for quantised weights")
     if scale in GROUPS and p["k"] % GROUPS[scale]:
         raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[scale]}", "k")
     for name in ("k", "lda"):
@@ -301,7 +307,9 @@ def _normalise(p: dict[str, Any]) -> None:
     if p["dtype_a"] not in _COMPLEX:
         p.update({name: "T" for name in ("trans_a", "trans_b") if p[name] == "C"})
     if p["batch"] == 1:
-        p.update(dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0))
+        p.update(dict.fromkeys(("stride_b", "stride_c", "stride_d"), 0))
+        if "groups" not in p:  # groups have weights each
+            p["stride_a"] = 0
     if p["beta"] == "zero":
         p.update(ldc=p["ldd"], dtype_c=p["dtype_d"], stride_c=p["stride_d"])
     if not _scaled(p):
@@ -324,7 +332,7 @@ def _check_layout(p: Mapping[str, Any]) -> None:
                 name,
             )
     for name in ("stride_a", "stride_b", "stride_d", "stride_c"):
-        _size(p[name], name, _MOST_STRIDE, least=0)
+        check_size(p[name], name, _MOST_STRIDE, least=0)
     if p["batch"] > 1:
         one_after_another = stride_d >= ldd * (n - 1) + m
         interleaved = stride_d >= m and ldd >= stride_d * (p["batch"] - 1) + m
@@ -352,20 +360,6 @@ def _dtype(name: object, field: str) -> str:
         if found in DTYPES:
             return found
     raise ProblemError(f"{field} {name!r} is unknown; known: {', '.join(DTYPES)}", field)
-
-
-def _size(value: object, name: str, most: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ProblemError(f"{name} must be an integer, not {value!r}", name)
-    if not least <= value <= most:
-        raise ProblemError(f"{name} must be between {least} and {most}, not {value}", name)
-
-
-def _one_of(value: object, name: str, known: Iterable[object], where: str = "") -> None:
-    for one in known:
-        if type(value) is type(one) and value == one:
-            return
-    raise ProblemError(f"{name} {value!r} is unknown{where}; known: {', '.join(map(str, known))}", name)
 
 
 def _number(value: object, name: str) -> float:

@@ -12,7 +12,7 @@ from gemmtune.errors import ProblemError
 from gemmtune.problem import GROUPS, from_column_major, from_row_major, output_type, renamed
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
-          "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
+          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing")  # fmt: skip
 FIELDS = (
     *_PLAIN, "dtype", "dtype_a", "trans_a", "trans_b", "epilogue", "scaling", "strides", "layout",
 )  # fmt: skip

@@ -36,6 +36,8 @@ from service.commands.common import (
     token_counts,
     workspace_limit,
 )
+from service.commands.grouping import Groups, Routing
+from service.commands.grouping import routing as routing_of
 from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
@@ -62,6 +64,8 @@ def best(
     scale_b: ScaleB = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
+    groups: Groups = None,
+    routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[str | None, typer.Option(help="Compute type, where it differs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Strided batch.")] = None,
@@ -83,7 +87,8 @@ def best(
         "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
         "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "epilogue": epilogue,
-        "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
+        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
+        "routing": routing_of(routing),
     }  # fmt: skip
     wire = {name: value for name, value in fields.items() if value is not None}
     limit = workspace_limit(max_workspace)
@@ -94,7 +99,12 @@ def best(
     else:
         with Remote(server) as remote:
             asked = {
-                name: json.dumps(value) if isinstance(value, dict) else value for name, value in wire.items()
+                name: json.dumps(value)
+                if isinstance(value, dict)
+                else ",".join(map(str, value))
+                if isinstance(value, list)
+                else value
+                for name, value in wire.items()
             }
             answer = remote.get(
                 "/v1/solutions/best", **asked, device=device, mode=mode, cache=cache,

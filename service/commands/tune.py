@@ -37,6 +37,8 @@ from service.commands.common import (
     tell_rejected,
     workspace_limit,
 )
+from service.commands.grouping import Groups, Routing
+from service.commands.grouping import routing as routing_of
 from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
@@ -61,6 +63,8 @@ def tune(
     scale_b: ScaleB = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
+    groups: Groups = None,
+    routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[
         str | None, typer.Option(help="Compute type, where it differs from the default.")
@@ -136,7 +140,8 @@ def tune(
         "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
-        "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
+        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
+        "routing": routing_of(routing),
     }  # fmt: skip
     fields = {name: value for name, value in one.items() if value is not None}
     read = _input(file, format_name, fields, tp, tokens, layers)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from backends.grouping import MOST_GROUPS, NAMED
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from service.errors import MEDIA_TYPE
 from service.guard import COOKIE
@@ -187,6 +188,11 @@ def best_parameters() -> list[dict[str, Any]]:
         "compute": (_TEXT, "Compute type, where it is not the default."),
         "epilogue": (_TEXT, f"none, bias, relu, bias_relu, ...{_OBJECT}."),
         "scaling": (_TEXT, f"none, tensor, row, ...{_OBJECT}."),
+        "groups": (
+            {"type": "integer", "minimum": 0, "maximum": MOST_GROUPS},
+            "A grouped product: B is so many weight matrices, A's rows are sorted by group.",
+        ),
+        "routing": (_TEXT, f"How A's rows are distributed: {', '.join(NAMED)}, or the rows of each: 3,0,5."),
         "alpha": ({"type": "number"}, "Scales the product."),
         "beta": ({"type": "number"}, "Scales C, which is added."),
         **{f"ld{side}": (_LEADING, f"Leading dimension of {side.upper()}, elements.") for side in "abcd"},

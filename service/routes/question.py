@@ -13,6 +13,7 @@ import orjson
 
 from backends.environment import VENDORS
 from backends.errors import InvalidProblem
+from backends.grouping import given_counts
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
 from service import errors, schemas
@@ -88,14 +89,20 @@ def _text(text: str) -> str:
     return text
 
 
+def _routing(text: str) -> str | list[int]:
+    counts = given_counts(text)
+    return text if counts is None else counts
+
+
 #: A problem's fields as query parameters.
 _FIELDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "alignment"), _integer),
+    **dict.fromkeys(("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "alignment", "groups"), _integer),
     **dict.fromkeys(("dtype", "dtype_a", "dtype_b", "dtype_c", "dtype_d", "compute", "layout"), _text),
     **dict.fromkeys(("alpha", "beta"), _number),
     **dict.fromkeys(("trans_a", "trans_b"), _transposed),
     **dict.fromkeys(("epilogue", "scaling"), _name_or_object),
     "strides": _object,
+    "routing": _routing,
     "fast_accumulation": _bool,
 }
 

@@ -17,8 +17,9 @@ from backends.registry import backend
 from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
-#: Families of quantised weights alone, and of 8-bit operands.
+#: Families of quantised weights alone, of 8-bit operands, and of groups.
 WEIGHTS, BYTES = ("dequant-ring", "dequant-wgmma", "dequant-gemv"), ("bytes-ring",)
+GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile")
 
 
 def test_every_family_is_there_once_with_its_source() -> None:
@@ -35,8 +36,14 @@ def test_every_family_is_there_once_with_its_source() -> None:
             assert (ROOT / file).is_file()
         assert entry.vendors
         assert entry.parameters
-        assert "bf16" in entry.input_types or entry.name in ("triton-block-fp8", *WEIGHTS, *BYTES)
+        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED)
+        assert "bf16" in entry.input_types or entry.name in others
     assert len({entry.description for entry in entries.values()}) == len(entries)
+
+
+def test_groups_are_types_of_their_own() -> None:
+    entries = {entry.name: entry for entry in catalogue()}
+    assert all(entries[name].input_types == ("bf16 groups", "fp16 groups") for name in GROUPED)
 
 
 def test_what_is_said_of_a_family_is_its_own() -> None:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from backends.dtypes import ACTIVATION_TYPES, COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, is_fp8
 from backends.errors import InvalidProblem
-from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm, with_scalars
+from backends.grouping import NAMED
+from backends.problem import OPTIONAL, GemmProblem, from_blas, from_bmm, from_linear, from_mm, with_scalars
 from backends.problem_rules import (
     ACTIVATIONS,
     ALIGNMENTS,
@@ -204,6 +205,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "scale_d": SCALES, "scale_dtype": (None, *SCALE_DTYPES), "alignment": ALIGNMENTS,
     "fast_accumulation": (False, True),
     **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "dtype_d"), tuple(DTYPES)), "zero_a": ZEROS,
+    "routing": ("none", *NAMED),
 }  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def is_normal_form(problem: GemmProblem, name: str, value: object) -> bool:
         return {problem.scale_a, problem.scale_b, problem.scale_d} == {"none"}
     if name in ("ldc", "dtype_c", "stride_c") and problem.beta == "zero":
         return True
-    return name.startswith("stride_") and problem.batch == 1
+    return name.startswith("stride_") and problem.batch == 1 and not (problem.groups and name == "stride_a")
 
 
 @given(problems())
@@ -246,6 +248,7 @@ BATCHED = from_mm(5, 6, 7, "fp8_e4m3", batch=2, trans_a="T", ldd=20, ldc=20, bet
 QUANTISED = from_mm(5, 8, 64, "bf16", dtype_b="uint4", trans_b="T", scale_b="block_1x32")
 BASES = (
     BATCHED, from_mm(6, 6, 6), from_mm(5, 6, 7, "complex64"), from_mm(5, 6, 7, "fp32", ldd=9), QUANTISED,
+    from_linear(5, 8, 64, "bf16", groups=4),
 )  # fmt: skip
 
 
@@ -331,7 +334,7 @@ def test_the_dict_reads_back_in_any_order(problem: GemmProblem, random: Any) -> 
     back = GemmProblem.from_dict(dict(items))
     assert back == problem
     assert back.id == problem.id
-    assert set(dict(items)) == {f.name for f in fields(GemmProblem)} - {"zero_a"}
+    assert set(dict(items)) == {f.name for f in fields(GemmProblem)} - set(OPTIONAL)
 
 
 LINEAR = "from_linear(16, 4096, 4096, 'bf16')"
@@ -631,7 +634,7 @@ def test_problems_are_frozen() -> None:
     problem = from_mm(5, 6, 7)
     with pytest.raises(AttributeError):
         problem.m = 6  # type: ignore[misc]
-    assert asdict(problem) == {**problem.to_dict(), "zero_a": "none"}
+    assert asdict(problem) == {**problem.to_dict(), **OPTIONAL}
 
 
 def test_a_pickled_problem_brings_its_fields_and_no_hash_of_another_process() -> None:

@@ -35,6 +35,9 @@
 //                             cluster_barrier<false>() in two parts
 //   read_peer() read_peer4()  load one or four fp32 or int32 at p's offset from the block of that rank (x varies
 //                             fastest)
+//   store_columns()           by a whole warp: stores four matrices of 8 x 8 16-bit elements, in the layout of
+//                             an mma's sums (mma.h: d, packed), column by column: lane 8 i + c gives the address
+//                             of the 16 bytes of column c of matrix i, a multiple of 16 bytes
 //   write_peer()              stores one fp32 there; a barrier must have shown before that the block has
 //                             started
 #pragma once
@@ -134,6 +137,10 @@ GEMMTUNE_DEVICE void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u6
     WgmmaHeld<T, N>::issue(d, a, b);
 }
 GEMMTUNE_DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+GEMMTUNE_DEVICE void store_columns(void* column, const unsigned (&in)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(shared_address(column)), "r"(in[0]), "r"(in[1]), "r"(in[2]), "r"(in[3]) : "memory");
+}
 
 GEMMTUNE_DEVICE void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -328,6 +328,26 @@ inline T read_aligned_peer(const void* p, int rank) {
         host::fail("what other blocks stored is not seen yet");
     return *host::peer(reinterpret_cast<const T*>(p), rank);
 }
+namespace host {
+struct Columns {
+    void* column;
+    unsigned in[4];
+};
+}  // namespace host
+inline void store_columns(void* column, const unsigned (&in)[4]) {
+    host::within(column, 16, 16);
+    const auto lanes = host::exchange(host::Columns{column, {in[0], in[1], in[2], in[3]}});
+    const int group = lane_index() / 4, member = lane_index() % 4;
+    for (int i = 0; i < 4; ++i) {
+        for (int e = 0; e < 2; ++e) {
+            void* const to = lanes.of(8 * i + 2 * member + e).column;
+            static_cast<unsigned short*>(to)[group] = static_cast<unsigned short>(in[i] >> 16 * e);
+        }
+        unsigned seen = 0;  // which of the eight 16-byte bank groups are written
+        for (int c = 0; c < 8; ++c) seen |= 1u << reinterpret_cast<u64>(lanes.of(8 * i + c).column) / 16 % 8;
+        if (seen != 0xff) host::fail("columns of a matrix share banks of shared memory");
+    }
+}
 inline void write_peer(float* p, int rank, float value) { *host::peer(p, rank) = value; }
 template <typename SUM>
 inline SUM read_peer(const SUM* p, int rank) { return read_aligned_peer<SUM>(p, rank); }

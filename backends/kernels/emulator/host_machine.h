@@ -308,9 +308,17 @@ inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, v
     tell_operands(&args->product);
 }
 template <typename ARGS>
-inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, void()) {
+inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->groups, void()) {
+    tell_operands(&args->gemm);
+}
+template <typename ARGS>
+inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->scale_bytes, void()) {
     tell_operands(&args->gemm);
     may_copy(2, args->scales, args->scale_bytes), may_copy(3, args->zeros, args->zero_bytes);
+}
+template <typename ARGS>
+inline auto tell_operands(const ARGS* args) -> decltype(args->product.gemm.a_bytes, void()) {
+    tell_operands(&args->product.gemm);
 }
 // The argument of a kernel that copies lines names every copy's source.
 template <typename ARGS>

@@ -15,6 +15,9 @@ from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
+from backends.kernels.families.grouped_ring import GroupedRing
+from backends.kernels.families.grouped_tile import GroupedTile
+from backends.kernels.families.grouped_wgmma import GroupedWgmma
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
@@ -35,13 +38,14 @@ from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
 #: In the order in which a search visits them: families for few columns, for 8-bit operands, for quantised
-#: weights, for small GEMMs, tensor cores, then the SGEMM steps, the last step first.
+#: weights, for groups, for small GEMMs, tensor cores, then the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantGemv(), SmallBatch(), ShortK(),
-        TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(),
-        Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantGemv(), GroupedWgmma(), GroupedRing(),
+        GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
+        AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
+        Coalesced(), Naive(),
     )
 }  # fmt: skip

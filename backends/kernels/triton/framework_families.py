@@ -9,6 +9,7 @@ from itertools import islice
 from typing import ClassVar
 
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import INSTRUCTION
 from backends.kernels.triton.family import LIBRARY, TritonFamily, Values
@@ -201,6 +202,8 @@ def _not_compiled(known: Sequence[str], environment: Environment) -> str:
 
 def _plain(p: GemmProblem, kernel: str) -> str | None:
     """What a product has beside its operands that `kernel` does not, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     if p.batch > 1:
         return f"{kernel} has no batches, not of {p.batch}"
     if p.alpha != "one" or p.beta != "zero":

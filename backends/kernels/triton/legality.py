@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from backends.archs import GpuArch
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
 from backends.problem import GemmProblem
@@ -49,6 +50,8 @@ _TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def unsupported(p: GemmProblem) -> str | None:
     """Why the kernels do not support the problem's types, compute type or scaling, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     kinds = _TYPES.get(p.dtype_a)
     if kinds is None or p.compute not in kinds[0] or (p.dtype_b not in _FP8 and p.dtype_b != p.dtype_a):
         return f"no Triton kernel multiplies {p.dtype_a} x {p.dtype_b} in {p.compute}"

@@ -4,6 +4,7 @@
     with gemmtune.torch.apply(model, table): ...       the model's nn.Linear modules
     with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm and _scaled_mm
     with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
+    gemmtune.torch.grouped_mm(x, weight, offs)         rows of groups by the groups' weights
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
     gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
 
@@ -19,6 +20,8 @@ from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
+from gemmtune.torch.grouped.layer import moe
+from gemmtune.torch.grouped.operators import GroupError, grouped_mm
 from gemmtune.torch.quantised.adapters import (
     from_awq,
     from_compressed_tensors,
@@ -55,34 +58,9 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied",
-    "Enabled",
-    "QuantizedLinear",
-    "QuantizedWeight",
-    "Recording",
-    "Report",
-    "ServingError",
-    "WeightError",
-    "apply",
-    "build_extension",
-    "compile_pass",
-    "enable",
-    "from_awq",
-    "from_compressed_tensors",
-    "from_gptq",
-    "from_stored",
-    "from_tinygemm",
-    "from_torchao",
-    "linear_w4a16",
-    "linear_w8a8",
-    "linear_w8a16",
-    "pack_int4",
-    "pack_zeros",
-    "quantize",
-    "quantize_model",
-    "record",
-    "report",
-    "scaled_mm",
-    "unpack_int4",
-    "unpack_zeros",
+    "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report",
+    "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
+    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao",
+    "grouped_mm", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
+    "quantize", "quantize_model", "record", "report", "scaled_mm", "unpack_int4", "unpack_zeros",
 ]  # fmt: skip

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.operands import Operands, make, torch_call
+from gemmtune.torch.any_product import AnyProduct
+from gemmtune.torch.grouped import products as grouped
+from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.quantised import scaled
-from gemmtune.torch.quantised.scaled import AnyProduct
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -98,10 +99,12 @@ def operand_sets(p: AnyProduct, device: Any) -> list[Any]:
     return [first, *(_make(p, device) for _ in range(count - 1))]
 
 
-def _make(p: AnyProduct, device: Any) -> Operands | quantised.WeightOperands | scaled.ScaledOperands:
+def _make(p: AnyProduct, device: Any) -> Any:
     if isinstance(p, scaled.ScaledProduct):
         return scaled.make(p, device)
-    return quantised.make(p, device) if isinstance(p, quantised.WeightProduct) else make(p, device)
+    if isinstance(p, quantised.WeightProduct):
+        return quantised.make(p, device)
+    return grouped.make(p, device) if isinstance(p, grouped.GroupedProduct) else make(p, device)
 
 
 class _NotLaunched(Exception):
@@ -117,6 +120,8 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
         calls = [quantised.torch_call(p, one) for one in sets]
     elif isinstance(p, scaled.ScaledProduct):
         calls = [scaled.torch_call(p, one) for one in sets]
+    elif isinstance(p, grouped.GroupedProduct):
+        calls = [grouped.torch_call(p, one) for one in sets]
     else:
         calls = [torch_call(p, one) for one in sets]
 

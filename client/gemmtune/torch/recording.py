@@ -16,10 +16,10 @@ import torch
 from gemmtune import transport
 from gemmtune.errors import BundleError
 from gemmtune.torch import override, watch
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.quantised.scaled import AnyProduct
 
 if TYPE_CHECKING:
     from typing_extensions import Self

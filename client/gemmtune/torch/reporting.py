@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmtune.torch import extension, watch
-from gemmtune.torch.quantised.scaled import AnyProduct
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.served import in_use
 
 

@@ -12,6 +12,7 @@ from gemmtune.errors import GemmtuneError, LaunchError
 from gemmtune.torch import extension
 from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
+from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
 from gemmtune.torch.quantised import products as quantised
@@ -30,6 +31,8 @@ _MOST_SEEN = 256
 #: Families of what torch runs where nothing is tuned: its own call, or the library's call that it makes. A
 #: verdict against another baseline says nothing of torch.
 TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
+#: A product of an operator of ours.
+_OfOperator = quantised.WeightProduct | scaled_products.ScaledProduct | grouped.GroupedProduct
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
 
@@ -69,7 +72,7 @@ class Served:
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
     quantised weights, the activations' type, bias -> M -> row. `scaled`: all but M of a product of 8-bit
-    operands with scales -> M -> row.
+    operands with scales -> M -> row. `grouped`: groups, N, K, the type -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -85,6 +88,7 @@ class Served:
         self.products: dict[Any, Candidates] = {}
         self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
+        self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -110,29 +114,26 @@ class Served:
         products: dict[Any, Candidates] = {}
         weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
+        groups: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
-            weight = quantised.of_row(row)
-            product = of_row(row.canonical) if weight is None else None
-            bytes_ = scaled_products.of_row(row) if weight is None else None
+            product, special, defaults = _kinds(row)
             family = row.verdict.baseline_family
-            if product is None and weight is None and bytes_ is None:
+            if product is None and special is None:
                 left_out["no call of torch's is such a product"] += 1
                 continue
-            defaults: tuple[str, ...] = TORCH_DEFAULTS if weight is None else quantised.WEIGHT_DEFAULTS
-            if product is None and bytes_ is not None:
-                defaults = scaled_products.SCALED_DEFAULTS
             if family is not None and family not in defaults:
                 left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
-            if weight is not None:
-                rows.append(TunedRow(self, row, weight))
-                _place(weights.setdefault(weight.key, {}), weight.m, rows[-1])
-                continue
-            if bytes_ is not None:
-                rows.append(TunedRow(self, row, bytes_))
-                _place(scaled.setdefault(bytes_.key, {}), bytes_.m, rows[-1])
+            if special is not None:
+                rows.append(TunedRow(self, row, special))
+                if isinstance(special, quantised.WeightProduct):
+                    _place(weights.setdefault(special.key, {}), special.m, rows[-1])
+                elif isinstance(special, grouped.GroupedProduct):
+                    _place_group(groups.setdefault(special.key, {}), rows[-1])
+                else:
+                    _place(scaled.setdefault(special.key, {}), special.m, rows[-1])
             if product is None:
                 continue
             tuned = TunedRow(self, row, product)
@@ -145,12 +146,10 @@ class Served:
             self.linear[key].clear()
         for key, found in linear.items():
             self.linear.setdefault(key, {}).update(found)
-        self.products.clear()
-        self.products.update(products)
-        self.weights.clear()
-        self.weights.update(weights)
-        self.scaled.clear()
-        self.scaled.update(scaled)
+        for mine, new in (
+            (self.products, products), (self.weights, weights), (self.scaled, scaled), (self.grouped, groups)
+        ):  # fmt: skip
+            _replace(mine, new)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:
@@ -271,6 +270,34 @@ class Served:
                 except LaunchError as error:
                     one.retire(error)
                 one = one.weaker
+
+
+def _place_group(rows: dict[int, TunedRow], row: TunedRow) -> None:
+    """Files a row of groups by its M. Of several routings the first of their order serves all calls."""
+    other = rows.get(row.product.m)
+    if other is not None and other.product.routing != row.product.routing:
+        if row.product.preference < other.product.preference:
+            rows[row.product.m] = row
+        return
+    _place(rows, row.product.m, row)
+
+
+def _kinds(row: Row) -> tuple[Product | None, _OfOperator | None, tuple[str, ...]]:
+    """The product of torch's own calls that a row is, the product of an operator of ours, and the families of
+    what torch runs for it. A product of 8-bit operands may be both."""
+    if (weight := quantised.of_row(row)) is not None:
+        return None, weight, quantised.WEIGHT_DEFAULTS
+    if (group := grouped.of_row(row)) is not None:
+        return None, group, grouped.GROUPED_DEFAULTS
+    if row.canonical.get("groups"):
+        return None, None, ()
+    product, bytes_ = of_row(row.canonical), scaled_products.of_row(row)
+    return product, bytes_, TORCH_DEFAULTS if product is not None else scaled_products.SCALED_DEFAULTS
+
+
+def _replace(mine: dict[Any, Any], new: dict[Any, Any]) -> None:
+    mine.clear()
+    mine.update(new)
 
 
 def _place(rows: dict[Any, TunedRow], key: Any, tuned: TunedRow) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from gemmtune.errors import LaunchError
+from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.native_rows import NativeRow
 from gemmtune.torch.precision import fp32_compute
-from gemmtune.torch.quantised.scaled import AnyProduct
 from gemmtune.torch.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
-ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a")
+ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a", "offsets")
 
 
 class Owner(Protocol):
@@ -57,7 +57,7 @@ class TunedRow:
 
     def __init__(self, served: Owner, row: Row, product: AnyProduct) -> None:
         self._served, self.row = served, row
-        #: A Product, a WeightProduct or a ScaledProduct, as what found the row knows.
+        #: Of which kind, what found the row knows.
         self.product: Any = product
         self.runtime: Runtime = served.runtime
         self.on_gpu = served.runtime.type == "cuda"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gemmtune.torch import extension
-from gemmtune.torch.quantised.scaled import AnyProduct
+from gemmtune.torch.any_product import AnyProduct
 
 
 class Watcher(Protocol):

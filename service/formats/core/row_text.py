@@ -18,14 +18,15 @@ import orjson
 
 from backends.dtypes import COMPUTE_FOR, OUTPUTS_FOR
 from backends.environment import Environment
-from backends.problem import GemmProblem
+from backends.grouping import given_counts
+from backends.problem import OPTIONAL, GemmProblem
 from backends.solution import Solution
 from service.formats.core.export import ExportRow, ModelLayer, Speedup, TargetRow
 from tuners.policy import MeasurementPolicy
 
 #: Values of one kind whose text is cached.
 _REMEMBERED = 1024
-_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
+_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name not in OPTIONAL)
 #: The members of a layer in a row.
 LAYER_FIELDS = tuple(f.name for f in fields(ModelLayer))
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
@@ -40,6 +41,8 @@ def problem_fields(problem: GemmProblem) -> dict[str, Any]:
     found = dict(zip(_PROBLEM_FIELDS, _problem_values(problem), strict=True))
     if problem.zero_a != "none":  # a document leaves out what there is none of
         found["zero_a"] = problem.zero_a
+    if problem.groups:
+        found |= {"groups": problem.groups, "routing": problem.routing}
     return found
 
 
@@ -61,6 +64,9 @@ def problem_wire(p: GemmProblem) -> dict[str, Any]:
     for name, letter in (("trans_a", p.trans_b), ("trans_b", p.trans_a)):
         if letter != "N":
             out[name] = True if letter == "T" else "C"
+    if p.groups:
+        counts = given_counts(p.routing)
+        out |= {"groups": p.groups, "routing": p.routing if counts is None else counts}
     if p.bias is not None or p.activation != "none":
         out["epilogue"] = p.epilogue
         if p.bias and (p.bias != p.dtype_d or p.bias_axis != "m"):
@@ -100,6 +106,8 @@ def _beyond_defaults(p: GemmProblem) -> dict[str, Any]:
         packed_d = p.ldd * p.n
         if strides != {"a": p.ldb * columns_b, "b": p.lda * columns_a, "c": packed_d, "d": packed_d}:
             out["strides"] = strides
+    if p.groups and p.stride_a != p.lda * columns_a:
+        out["strides"] = {"a": p.stride_b, "b": p.stride_a, "c": p.stride_c, "d": p.stride_d}
     return out
 
 

@@ -136,6 +136,8 @@ class _Header:
         fault = unwritten(row, self.options.workspace_limit)
         if fault is not None:
             raise UnnamedError(fault)
+        if row.problem.groups:
+            raise UnnamedError("the header's problems have no groups")
         if row.problem.weight_only:
             raise UnnamedError("the header's problems have no zero points: no quantised weights")
         chosen = row.baseline if stands else row.solution

@@ -329,6 +329,8 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
         fault = unwritten(row, workspace_limit)
         if fault is None and row.problem.zero_a != "none":
             fault = "the table has no column for zero points; JSON has"
+        if fault is None and row.problem.groups:
+            fault = "the table has no column for groups; JSON has"
         if fault is not None:
             report.omit(fault, row.problem)
             continue

@@ -235,6 +235,7 @@ def test_families_in_the_order_of_a_search() -> None:
     own = [family.name for family in compiled_families("cuda", Nvrtc())]
     libraries = [
         "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch", "torch-int8", "torch-weights",
+        "torch-grouped",
     ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",

@@ -29,8 +29,9 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
-#: Families of quantised weights, and of 8-bit operands.
-WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring"}
+#: Families of quantised weights, of 8-bit operands and of groups.
+WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
+           "grouped-tile"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,

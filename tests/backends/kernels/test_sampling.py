@@ -26,14 +26,16 @@ ON_AMD = {"tile-mfma": "gfx942", "tile-wmma": "gfx1201"}
 def test_problems_are_of_every_kind() -> None:
     found = problems()
     assert len(found) == len(set(found))
-    kinds = {(p.dtype_a, p.compute) for p in found if not p.weight_only}
+    plain = [p for p in found if not p.weight_only and not p.groups]
+    kinds = {(p.dtype_a, p.compute) for p in plain}
+    assert {p.dtype_a for p in found if p.groups} == {"bf16", "fp16"}
     assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8"}
     assert kinds >= {
         ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "fp32"), ("fp32", "tf32"), ("int8", "int32"),
         ("fp8_e4m3", "fp32"),
     }  # fmt: skip
     for kind in kinds:
-        mine = [p for p in found if (p.dtype_a, p.compute) == kind and not p.weight_only]
+        mine = [p for p in plain if (p.dtype_a, p.compute) == kind]
         assert {(p.trans_a, p.trans_b) for p in mine} == {("N", "N"), ("N", "T"), ("T", "N"), ("T", "T")}
         assert {p.k % 16 == 0 for p in mine} == {True, False}
         assert {p.lda % 16 == 0 for p in mine} == {True, False}

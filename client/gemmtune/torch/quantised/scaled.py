@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gemmtune.torch.layouts import DTYPES, FP8, Product
+from gemmtune.torch.layouts import DTYPES, FP8
 from gemmtune.torch.quantised.form import WeightError
-from gemmtune.torch.quantised.products import WeightProduct
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
@@ -80,10 +79,6 @@ class ScaledProduct(NamedTuple):
         if self.dtype_w is not self.dtype:
             found["dtype_b"] = _NAMES[self.dtype_w]
         return found | ({"epilogue": "bias"} if self.extra else {})
-
-
-#: What a watcher is told of.
-AnyProduct = Product | WeightProduct | ScaledProduct
 
 
 def of_row(row: Row) -> ScaledProduct | None:

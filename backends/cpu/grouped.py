@@ -1,0 +1,127 @@
+"""Grouped products on the CPU: a loop of torch's or numpy's own calls over the groups that have rows.
+
+The counts are read from the offsets at every launch, as any call may have others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, thread_counts
+from backends.cpu.host import Array, HostOperands, array_at
+from backends.cpu.torch_gemm import import_torch, set_torch_threads, tensor
+from backends.environment import Environment
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+
+
+class GroupedLoop(LibraryFamily):
+    """What both loops share. Parameters: threads."""
+
+    library = ""
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """Whether the problem is a grouped product whose output has the type of its operands."""
+        return problem.groups > 0 and problem.dtype_d == problem.dtype_a
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """One candidate for each thread count, all cores first."""
+        if self.supports(problem):
+            build = environment.libraries.get(self.library)
+            for threads in thread_counts(environment.units):
+                yield Solution(self.name, 1, {"threads": threads}, build, 0, True)
+
+    @abstractmethod
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """See Family."""
+
+
+class TorchGrouped(GroupedLoop):
+    """torch.mm of every group that has rows. Parameters: threads."""
+
+    name = "torch-grouped"
+    library = "torch"
+
+    def unavailable(self, environment: Environment) -> str | None:
+        """None if the environment has torch, else a message that it is not installed."""
+        return None if environment.libraries.get("torch") else "torch is not installed"
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The calls, ready to bind."""
+
+        def make(o: HostOperands, operands: Operands, _workspace: int) -> Launch:
+            torch, offsets = import_torch(), _offsets(problem, operands)
+            left, right, d = (tensor(torch, one) for one in (o.left[0], o.right, o.d[0]))
+
+            def launch() -> None:
+                with torch.inference_mode():
+                    for group, start, end in _spans(offsets):
+                        torch.mm(left[start:end], right[group], out=d[start:end])
+
+            return launch
+
+        return LibraryKernel(problem, set_torch_threads, int(solution.parameters["threads"] or 1), make)
+
+
+class NumpyGrouped(GroupedLoop):
+    """Every group that has rows upcast, multiplied by numpy's BLAS, and cast down. Parameters: threads."""
+
+    name = "numpy-grouped"
+    library = "blas"
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The calls, ready to bind. Upcast copies are in the workspace."""
+        p = problem
+        shapes = {"weights": (p.m, p.k), "rows": (p.n, p.k), "product": (p.n, p.m)}
+        sizes = {name: 4 * int(np.prod(shape)) for name, shape in shapes.items()}
+
+        def make(o: HostOperands, operands: Operands, workspace: int) -> Launch:
+            arrays, at = {}, workspace
+            for name, shape in shapes.items():
+                raw = (ctypes.c_char * sizes[name]).from_address(at)
+                arrays[name] = np.frombuffer(memoryview(raw), dtype=np.float32).reshape(shape)
+                at += sizes[name]
+            return _upcast(o, _offsets(p, operands), arrays["weights"], arrays["rows"], arrays["product"])
+
+        threads = int(solution.parameters["threads"] or 1)
+        return LibraryKernel(p, set_blas_threads, threads, make, sum(sizes.values()))
+
+
+def _upcast(o: HostOperands, offsets: Array, weights: Array, rows: Array, product: Array) -> Launch:
+    left, right, d = o.left[0], o.right, o.d[0]
+
+    def launch() -> None:
+        for group, start, end in _spans(offsets):
+            np.copyto(weights, right[group].T)
+            np.copyto(rows[start:end], left[start:end])
+            np.matmul(rows[start:end], weights.T, out=product[start:end])
+            np.copyto(d[start:end], product[start:end], casting="unsafe")
+
+    return launch
+
+
+def _offsets(p: GemmProblem, operands: Operands) -> Array:
+    found: Array = array_at(operands.offsets, layouts(p)["offsets"])[0, 0]
+    return found
+
+
+def _spans(offsets: Array) -> Iterator[tuple[int, int, int]]:
+    """(group, first row, end) of every group that has rows, as the offsets say now."""
+    start = 0
+    for group, end in enumerate(offsets.tolist()):
+        if end > start:
+            yield group, start, end
+        start = end

@@ -1,0 +1,128 @@
+"""torch's own calls for grouped products on the same memory: what a framework's user runs today."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from backends.environment import Environment
+from backends.gpu.context import GpuContext
+from backends.gpu.library import LibraryFamily, untold_partial_sums
+from backends.gpu.torch_gemm import TorchRuntime
+from backends.grouping import spans_of
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Kernel, Launch
+from backends.solution import Solution
+
+#: torch._grouped_mm, and torch.mm of every group that has rows. The first that takes a problem is a user's
+#: default.
+CALLS = ("grouped_mm", "loop")
+#: The first torch with torch._grouped_mm for rows, and the architectures for which it has a kernel. On others
+#: it copies the offsets to the host and runs a loop, which no graph can hold.
+_GROUPED_MM, _ARCHS = (2, 8), ("sm_90", "sm_100")
+
+
+class TorchGrouped(LibraryFamily):
+    """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
+    has rows; the host knows the counts, as it does in no model that runs as a graph)."""
+
+    name = "torch-grouped"
+    library = "torch"
+
+    def __init__(self, platform: str) -> None:
+        """`platform` as torch names it: CUDA or ROCm."""
+        self.title = f"torch with {platform}"
+        self._calls = CALLS if platform == "CUDA" else CALLS[1:]
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """Whether the problem is a grouped product whose output has the type of its operands."""
+        return problem.groups > 0 and problem.dtype_d == problem.dtype_a
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """The calls that take the problem, a user's default first."""
+        for call in self._calls:
+            solution = Solution(
+                self.name, self.version, {"call": call}, environment.libraries.get(self.library)
+            )
+            if self.illegal(problem, solution, environment) is None:
+                yield solution
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: types, torch's build, the call and what it takes."""
+        if not self.supports(problem):
+            return f"torch has no grouped call for {problem.slug} to {problem.dtype_d}"
+        if rule := self.another_build(solution, environment):
+            return rule
+        call = solution.parameters.get("call")
+        if len(solution.parameters) != 1 or call not in self._calls:
+            known = ", ".join(self._calls)
+            return f"a torch-grouped solution has call, one of {known}, not {solution.parameters}"
+        return _grouped_mm_rule(problem, environment) if call == "grouped_mm" else None
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
+    ) -> Kernel:
+        """The call on the device; torch's runtime on its stream is made once a process."""
+        runtime = device.keep("torch", lambda: TorchRuntime(device))
+        return TorchGroupedKernel(problem, str(solution.parameters["call"]), runtime)
+
+
+def _grouped_mm_rule(p: GemmProblem, environment: Environment) -> str | None:
+    build = environment.libraries.get("torch", "")
+    if tuple(int(part) for part in re.findall(r"\d+", build)[:2]) < _GROUPED_MM:
+        return f"torch {build} has no _grouped_mm of rows; {'.'.join(map(str, _GROUPED_MM))} has"
+    if p.dtype_a != "bf16" or environment.arch not in _ARCHS:
+        return f"torch's kernel for groups is of bf16 on {' and '.join(_ARCHS)}, not {p.dtype_a} here"
+    product = OrientedGemm(p)
+    if not (product.aligned("a") and product.aligned("b")) or p.stride_a * 2 % WIDE:
+        return f"_grouped_mm takes rows that start at multiples of {WIDE} bytes"
+    return None
+
+
+class TorchGroupedKernel:
+    """One of CALLS for one problem."""
+
+    workspace_bytes = 0
+
+    def __init__(self, problem: GemmProblem, call: str, runtime: TorchRuntime) -> None:
+        self._problem, self._call, self._runtime = problem, call, runtime
+        self.partial_sums = untold_partial_sums(problem)
+
+    def prepare(self) -> None:
+        """Sets torch's stream and modes."""
+        self._runtime.prepare(self._problem)
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        """See Kernel. _grouped_mm takes no output: its result is copied to D, and the copy is timed."""
+        p, runtime = self._problem, self._runtime
+        shapes = layouts(p)
+        with runtime.guard:
+            self.prepare()
+            x, d, offsets = (
+                runtime.tensor(shapes[name], getattr(operands, name), 1) for name in ("b", "d", "offsets")
+            )
+            weights = runtime.tensor(shapes["a"], operands.a, p.groups).reshape(p.groups, p.m, -1).mT
+        steps = self._steps(runtime.torch, x, weights, d, offsets.reshape(-1))
+        guard = runtime.guard
+
+        def launch() -> None:
+            with guard:
+                for step in steps:
+                    step()
+
+        return launch
+
+    def _steps(self, torch: Any, x: Any, weights: Any, d: Any, offsets: Any) -> list[Callable[[], Any]]:
+        if self._call == "grouped_mm":
+            multiply = torch._grouped_mm
+            return [lambda: d.copy_(multiply(x, weights, offs=offsets))]
+        parts = [(x[start:end], weights[g], d[start:end]) for g, start, end in spans_of(self._problem)]
+
+        def of_group(left: Any, right: Any, out: Any) -> Callable[[], Any]:
+            return lambda: torch.mm(left, right, out=out)
+
+        return [of_group(*part) for part in parts]

@@ -1,0 +1,190 @@
+"""Grouped products: rows sorted by group, each group multiplied by its own weights, as a mixture of experts
+does.
+
+A grouped product of rows x[m,k] by weights w[groups,n,k] means
+
+    D[i] = x[i] w[g(i)]^T    where the rows of group g are those before ends[g] and after group g - 1's
+
+Only the device knows the ends: int32 [groups], the operand `offsets`, as torch's _grouped_mm takes them. A
+call may have any counts of rows, also none for some groups. Rows after the last end are not written.
+
+In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the
+n columns of B and of D.
+
+What a product costs depends on the counts, so a problem states how rows are distributed (`routing`):
+
+    uniform   every row draws its group by itself, all groups alike
+    skewed    the same, but the group of rank r has the weight exp(SKEW z), z the normal quantile of
+              (r + 1/2) / groups: log-normal popularity. The most popular of 128 groups has 12 times the mean
+    counts    given: so many rows for each group
+
+Draws are the same on every machine: row i of the product draws with splitmix64 of i. With these draws the
+rows of one token are of different groups in Mixtral (2 of 8), Qwen3 (8 of 128) and DeepSeek-V3 (8 of 256). A
+named routing identifies a problem without its counts, so that one tuned row serves every call with as many
+rows.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.errors import InvalidProblem
+from backends.problem_rules import TERMS, ProblemFields, check_size
+
+#: No groups; the named distributions of rows. A list of counts is written with commas between them.
+NO_ROUTING, NAMED = "none", ("uniform", "skewed")
+#: torch's _grouped_mm takes fewer than 1024.
+MOST_GROUPS = 1023
+#: The standard deviation of the logarithm of skewed popularities.
+SKEW = 1.2
+#: Types of the operands.
+TYPES = ("bf16", "fp16")
+
+Counts = npt.NDArray[np.int64]
+
+
+def routing_of(value: object, groups: int) -> str:
+    """The canonical routing of what a caller gives: a name, or the counts of rows of the groups. Raises
+    InvalidProblem."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        for count in value:
+            check_size(count, "routing", 2**31 - 1, least=0)
+        return ",".join(map(str, value))
+    raise InvalidProblem(
+        f"routing must be one of {', '.join(NAMED)} or a list of {groups} counts, not {value!r}", "routing"
+    )
+
+
+def given_counts(routing: str) -> list[int] | None:
+    """The counts that a canonical routing gives; None for a name."""
+    parts = routing.split(",")
+    whole = all(part.isascii() and part.isdigit() and str(int(part)) == part for part in parts)
+    return [int(part) for part in parts] if whole else None
+
+
+def check_groups(p: ProblemFields) -> None:
+    """Checks what only grouped products have, and that nothing else has it. Raises InvalidProblem."""
+    check_size(p.groups, "groups", MOST_GROUPS, least=0)
+    if p.groups == 0:
+        if p.routing != NO_ROUTING:
+            raise InvalidProblem(
+                f"routing {p.routing}: only a grouped product has one; give groups", "routing"
+            )
+        return
+    if p.dtype_a not in TYPES or p.dtype_b != p.dtype_a or p.compute != "fp32":
+        raise InvalidProblem(
+            f"groups {p.groups}: grouped products are of {' or '.join(TYPES)} in fp32, not "
+            f"{p.dtype_a} x {p.dtype_b} in {p.compute}",
+            "groups",
+        )
+    for name, needed, why in (
+        ("trans_a", "T", f"weights are contiguous along k, {TERMS} a transposed A (F.linear's w[n,k])"),
+        ("trans_b", "N", f"rows are contiguous along k, {TERMS} a B that is not transposed"),
+        ("batch", 1, "groups are one product"), ("alpha", "one", "grouped products are not scaled"),
+        ("beta", "zero", "nothing is added to a grouped product"),
+        ("bias", None, "grouped products have no bias: add each group's to its rows afterwards"),
+        ("activation", "none", "grouped products have no activation"),
+        *((name, "none", "grouped products have no scales") for name in ("scale_a", "scale_b", "scale_d")),
+    ):  # fmt: skip
+        if getattr(p, name) != needed:
+            raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
+    if p.stride_a < p.lda * (p.m - 1) + p.k:
+        raise InvalidProblem(
+            f"stride_a {p.stride_a} makes the weights of groups overlap (m={p.m}, k={p.k}, lda={p.lda})",
+            "stride_a",
+        )
+    _check_routing(p)
+
+
+def _check_routing(p: ProblemFields) -> None:
+    if not isinstance(p.routing, str):
+        raise InvalidProblem(f"routing must be a string, not {p.routing!r}", "routing")
+    if p.routing in NAMED:
+        return
+    found = given_counts(p.routing)
+    if found is None:
+        known = ", ".join(NAMED)
+        raise InvalidProblem(
+            f"routing {p.routing!r} is unknown; known: {known}, or a list of counts", "routing"
+        )
+    if len(found) != p.groups:
+        raise InvalidProblem(f"routing has {len(found)} counts for {p.groups} groups", "routing")
+    if sum(found) != p.n:
+        raise InvalidProblem(
+            f"routing has counts of {sum(found)} rows in all, and the product has {p.n}", "routing"
+        )
+
+
+def counts_of(p: ProblemFields) -> Counts:
+    """Rows of each group, int64 [groups], of which the product has p.n in all; read-only."""
+    return _counts(p.n, p.groups, p.routing)
+
+
+@lru_cache(maxsize=64)
+def _counts(rows: int, groups: int, routing: str) -> Counts:
+    given = given_counts(routing)
+    if given is not None:
+        found = np.array(given, np.int64)
+    else:
+        edges = np.cumsum(popularities(groups, routing))
+        drawn = np.searchsorted(edges / edges[-1], _uniform(rows), side="right")
+        found = np.bincount(np.minimum(drawn, groups - 1), minlength=groups).astype(np.int64)
+    found.flags.writeable = False
+    return found
+
+
+def popularities(groups: int, routing: str) -> npt.NDArray[np.float64]:
+    """The weight of each group, [groups], of a named routing."""
+    if routing == "uniform":
+        return np.ones(groups)
+    quantile = NormalDist().inv_cdf
+    by_rank = np.exp([SKEW * quantile((rank + 0.5) / groups) for rank in range(groups)])
+    order = np.argsort(_mixed(np.arange(groups, dtype=np.uint64)), kind="stable")
+    found = np.empty(groups)
+    found[order] = by_rank  # popular groups lie anywhere
+    return found
+
+
+def ends_of(p: ProblemFields) -> npt.NDArray[np.int32]:
+    """Ends of the groups' rows, int32 [groups]: the operand `offsets`."""
+    return np.cumsum(counts_of(p)).astype(np.int32)
+
+
+def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
+    """(group, first row, end) of every group that has rows."""
+    ends = ends_of(p).tolist()
+    starts = [0, *ends[:-1]]
+    return [(g, start, end) for g, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def active_groups(p: ProblemFields) -> int:
+    """Groups that have rows."""
+    return int(np.count_nonzero(counts_of(p)))
+
+
+def ungrouped(p: ProblemFields) -> str | None:
+    """The rule that a grouped product breaks in every family that was not made for one, or None. Every such
+    family asks this first; tests ask every family of every backend."""
+    return f"{p.groups} groups of rows have weights each; this is for one matrix" if p.groups else None
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64 of each number: uniform 64-bit integers."""
+    with np.errstate(over="ignore"):
+        z = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return found
+
+
+def _uniform(count: int) -> npt.NDArray[Any]:
+    """`count` draws from [0, 1)."""
+    return (_mixed(np.arange(count, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,93 @@
+// Grouped products: the rows of X (columns of B), sorted by group, times the weights of their group (A). Only the
+// device knows where groups end, so the blocks of a launch, of which there are `gemm.blocks`, derive from the ends
+// which tiles there are, and take them round-robin. No block waits for another, and the host for none.
+//
+// A tile has `rows` rows of one group's weights and up to COLUMNS of its columns. Tiles are numbered group by group,
+// in a group by blocks of rows, and the columns of a block of rows follow one another: blocks that run at once read
+// the same weights.
+#pragma once
+
+#include "device/args.h"
+
+namespace gemmtune {
+
+// (backends/kernels/grouped.py: GroupedArgs)
+struct GroupedArgs {
+    GemmArgs gemm;    // of all groups: n is the number of B's columns, stride_a is from group to group
+    const int* ends;  // of each group's columns
+    int groups, unused;
+};
+
+// A tile: its group, the group's first column, and the tile's first row, first column and columns.
+struct GroupedTilePlace {
+    int group, start, row, column, columns;
+};
+
+// The tiles of a launch. GROUPS: the most groups, whole warps of them.
+template <int GROUPS, int COLUMNS, int ROWS>
+struct GroupedTiles {
+    static constexpr int kBytes = 2 * GROUPS * 4;  // of shared memory
+    static constexpr int kEach = GROUPS / 32;      // of a lane
+    static_assert(GROUPS % 32 == 0 && GROUPS <= 1024, "whole warps of groups");
+
+    int *ends, *before;  // of groups: ends of their columns; tiles across of all groups up to this one
+    unsigned row_blocks, tiles;
+
+    // All threads of the block must take part.
+    GEMMTUNE_DEVICE GroupedTiles(const GroupedArgs& args, char* shared)
+        : ends(reinterpret_cast<int*>(shared)), before(ends + GROUPS),
+          row_blocks((static_cast<unsigned>(args.gemm.m) - 1) / ROWS + 1) {
+        if (warp_index() == 0) count(args);
+        block_barrier();
+        tiles = static_cast<unsigned>(before[GROUPS - 1]) * row_blocks;
+    }
+
+    GEMMTUNE_DEVICE GroupedTilePlace place(unsigned tile) const {
+        const int across = static_cast<int>(tile / row_blocks);
+        int group = 0;  // the first with more tiles before its end than `across`
+        GEMMTUNE_UNROLL
+        for (int half = GROUPS / 2; half > 0; half /= 2)
+            if (before[group + half - 1] <= across) group += half;
+        const int start = group > 0 ? ends[group - 1] : 0, first = group > 0 ? before[group - 1] : 0;
+        const unsigned wide = static_cast<unsigned>(before[group] - first);
+        const unsigned within = tile - static_cast<unsigned>(first) * row_blocks;
+        const int column = static_cast<int>(within % wide) * COLUMNS, left = ends[group] - start - column;
+        return {group, start, static_cast<int>(within / wide) * ROWS, column, left < COLUMNS ? left : COLUMNS};
+    }
+
+private:
+    // A lane has kEach neighbouring groups. Their ends are loaded by neighbouring lanes.
+    GEMMTUNE_DEVICE void count(const GroupedArgs& args) const {
+        const int lane = lane_index(), first = lane * kEach;
+        int loaded[kEach];
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < kEach; ++i) {
+            const int group = i * 32 + lane;
+            loaded[i] = group < args.groups ? args.ends[group] : 0;
+        }
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < kEach; ++i) ends[i * 32 + lane] = loaded[i];
+        warp_barrier();
+        int sum = 0;
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < kEach; ++i) {
+            const int group = first + i, start = group > 0 ? ends[group - 1] : 0;
+            const int columns = group < args.groups ? ends[group] - start : 0;
+            sum += columns > 0 ? (columns + COLUMNS - 1) / COLUMNS : 0;
+            before[group] = sum;
+        }
+        warp_barrier();
+        // (Unrolled, so that the loads do not wait for one another: no tile starts before this.)
+        int earlier = 0;
+        GEMMTUNE_UNROLL
+        for (int other = 0; other < 31; ++other) {
+            const int theirs = before[other * kEach + kEach - 1];
+            earlier += other < lane ? theirs : 0;
+        }
+        warp_barrier();
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < kEach; ++i) before[first + i] += earlier;
+    }
+};
+
+}  // namespace gemmtune

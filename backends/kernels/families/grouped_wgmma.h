@@ -1,0 +1,194 @@
+// Grouped products on Hopper's tensor cores (wgmma, sm_90a): as many blocks as run at once take the tiles of all groups
+// round-robin (grouped.h). Warp-specialised as tile_wgmma.h: one producer thread has the copy engine (TMA) load tiles
+// of weights and columns, 64 deep, into STAGES buffers in shared memory; BM / 64 consumer warpgroups multiply them,
+// each 64 rows of weights by all BN columns. The producer does not wait for a tile's end: while its sums are stored,
+// the first stages of the next tile arrive, so that memory is read without a pause.
+//
+// The weights of all groups are one tensor of three dimensions. A box of columns may reach into the next group: those
+// columns' sums are dropped.
+//
+// CLUSTER blocks along x have neighbouring blocks of rows of the same weights, and use the same columns: each requests
+// a part of them, which TMA multicasts to all. A stage is free when all of them have read it.
+//
+// A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
+#pragma once
+
+#include "device/epilogue.h"
+#include "device/grouped.h"
+#include "device/hopper.h"
+
+namespace gemmtune {
+
+// BLOCKS: resident blocks of a multiprocessor.
+template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int CLUSTER, int BLOCKS>
+struct GroupedWgmma {
+    using T = typename TYPES::Input;
+    using D = typename TYPES::D;
+    using Args = TensorArgs<2, GroupedArgs>;  // maps of the weights and of the columns
+    using Tiles = GroupedTiles<GROUPS, BN, BM * CLUSTER>;  // of a cluster
+    static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kDeep / 16;
+    static constexpr int kWorkers = BM / 16;  // consumer warps; the producer warp is the last
+    static constexpr int kThreads = 32 * (kWorkers + 1), kMinBlocks = BLOCKS;
+    static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
+    static constexpr int kColumns = 16, kPitch = 16 + 16 / static_cast<int>(sizeof(D));  // of a warp's patch
+    static constexpr int kPatch = kColumns * kPitch * static_cast<int>(sizeof(D));
+    static constexpr int kPatches = STAGES * kStage, kBarriers = kPatches + kWorkers * kPatch;
+    static constexpr int kTable = kBarriers + 2 * STAGES * 8;
+    static constexpr int kSharedBytes = (kTable + Tiles::kBytes + 1023) / 1024 * 1024;
+    static constexpr bool kWaits = true;
+    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit floats, fragments of 32 lanes");
+    static_assert(BN % (8 * CLUSTER) == 0, "parts are whole groups of eight lines");
+    static_assert(BM % 64 == 0 && BN % kColumns == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
+
+    static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
+        Barrier* const full = reinterpret_cast<Barrier*>(shared + kBarriers);
+        Barrier* const empty = full + STAGES;
+        const int warp = warp_index();
+        const bool copies = warp == kWorkers;
+        if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
+        if (warp == 0 && lane_index() == 0) {
+            for (int stage = 0; stage < STAGES; ++stage)
+                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers * CLUSTER);
+            started_barriers();
+        }
+        const int steps = (all.product.gemm.k - 1) / kDeep + 1;
+        if (CLUSTER > 1) arrive_at_cluster(), wait_for_cluster();  // what others send comes to barriers that are there
+        wait_for_launches();
+        const Tiles tiles(all.product, shared + kTable);
+        if (!copies) multiply_tiles(all.product.gemm, tiles, steps, full, empty, shared);
+        else if (lane_index() == 0) copy(all, tiles, steps, full, empty, shared);
+        warp_barrier();  // reconverges the producer warp
+        if (CLUSTER > 1) cluster_barrier<false>();  // others release stages here
+    }
+
+private:
+    static GEMMTUNE_DEVICE int rank() { return static_cast<int>(block_x() % CLUSTER); }
+    // The clusters of the launch take tiles round-robin.
+    static GEMMTUNE_DEVICE unsigned first_tile() { return block_x() / CLUSTER; }
+    static GEMMTUNE_DEVICE unsigned apart(const GemmArgs& args) {
+        return static_cast<unsigned>(args.blocks) / CLUSTER;
+    }
+    // Permits this and the other producers to overwrite a stage.
+    static GEMMTUNE_DEVICE void release(Barrier* empty) {
+        if (CLUSTER == 1) {
+            if (lane_index() == 0) arrive(empty);
+        } else if (lane_index() < CLUSTER) {
+            arrive_at(empty, lane_index());
+        }
+    }
+    // The pipeline's current stage, and the parity of the phase to wait for.
+    struct Ring {
+        int stage = 0;
+        unsigned parity;
+        GEMMTUNE_DEVICE explicit Ring(unsigned parity) : parity(parity) {}
+        GEMMTUNE_DEVICE void advance() {
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+    };
+    // The parity of the first phase, and that of the phase before it, which counts as ended.
+    static constexpr unsigned kFilled = 0, kFree = 1;
+
+    static GEMMTUNE_DEVICE void copy(const Args& all, const Tiles& tiles, int steps, Barrier* full, Barrier* empty,
+                                     char* shared) {
+        constexpr int kPart = BN / CLUSTER;  // lines of columns that this block requests
+        Ring ring(kFree);
+        GEMMTUNE_ROLL
+        for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(all.product.gemm)) {
+            const GroupedTilePlace at = tiles.place(tile);
+            GEMMTUNE_ROLL
+            for (int step = 0; step < steps; ++step) {
+                Barrier* const done = &full[ring.stage];
+                char* const to = shared + ring.stage * kStage;
+                wait_phase(&empty[ring.stage], ring.parity);
+                expect_bytes(done, kStage);
+                copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
+                char* const part = to + kBytesA + rank() * kPart * kMapLine;
+                const int column = at.start + at.column + rank() * kPart;
+                if (CLUSTER == 1) copy_box(part, &all.maps[1], step * kDeep, column, 0, done);
+                else copy_box(part, &all.maps[1], step * kDeep, column, 0, done, (1u << CLUSTER) - 1);
+                ring.advance();
+            }
+        }
+    }
+
+    static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, const Tiles& tiles, int steps, Barrier* full,
+                                               Barrier* empty, char* shared) {
+        const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
+        const u64 first_b = shared_matrix(shared + kBytesA);
+        D* const patch = reinterpret_cast<D*>(shared + kPatches + warp_index() * kPatch);
+        Ring ring(kFilled);
+        GEMMTUNE_ROLL
+        for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(args)) {
+            float sum[BN / 2];
+            GEMMTUNE_UNROLL
+            for (float& one : sum) one = 0.0f;
+            int last = 0;
+            GEMMTUNE_ROLL
+            for (int step = 0; step < steps; ++step) {
+                wait_phase(&full[ring.stage], ring.parity);
+                begin_products();
+                const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
+                GEMMTUNE_UNROLL
+                for (int part = 0; part < kSteps; ++part)
+                    multiply<T, BN>(sum, first_a + on + part * kMatrixStep, first_b + on + part * kMatrixStep);
+                end_products();
+                wait_products<1>();  // those of the step before
+                if (step > 0) release(&empty[last]);
+                last = ring.stage;
+                ring.advance();
+            }
+            wait_products<0>();
+            release(&empty[last]);
+            store(args, tiles.place(tile), sum, patch);
+        }
+    }
+
+    // Stores a warp's 16 rows, a lane eight rows of a column at a time.
+    static GEMMTUNE_DEVICE void store(const GemmArgs& args, const GroupedTilePlace& at, const float (&sum)[BN / 2],
+                                      D* patch) {
+        constexpr int kWords = 8 * static_cast<int>(sizeof(D)) / 16;  // of eight elements
+        const int lane = lane_index(), half = lane % 2 * 8;
+        [[maybe_unused]] const int group = lane / 4, member = lane % 4;
+        const int row = at.row + rank() * BM + warp_index() * 16 + half, rows = args.m - row;
+        D* d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column + lane / 2) * args.d_column + row;
+        const u64 apart = static_cast<u64>(args.d_column) * sizeof(D);
+        const bool whole = ((reinterpret_cast<u64>(d) | apart) & 15) == 0 && rows >= 8;
+        GEMMTUNE_UNROLL
+        for (int first = 0; first < BN; first += kColumns) {
+            if (first >= at.columns) break;
+            warp_barrier();  // the previous columns have been read
+            if constexpr (sizeof(D) == 2) {
+                unsigned words[4];  // of eight columns, eight rows and the next eight; and of the next columns
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) {
+                    const D pair[2] = {narrow<D>(sum[first / 2 + 2 * i]), narrow<D>(sum[first / 2 + 2 * i + 1])};
+                    words[i] = Word<D>::pack(pair);
+                }
+                store_columns(patch + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8, words);
+            } else {
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 8; ++i) {
+                    const int column = i / 4 * 8 + member * 2 + i % 2, down = i / 2 % 2 * 8 + group;
+                    patch[column * kPitch + down] = narrow<D>(sum[first / 2 + i]);
+                }
+            }
+            warp_barrier();
+            const D* const from = patch + lane / 2 * kPitch + half;
+            if (first + lane / 2 < at.columns) {
+                if (whole) {
+                    GEMMTUNE_UNROLL
+                    for (int word = 0; word < kWords; ++word)
+                        write16(d + word * (8 / kWords), read_words(from + word * (8 / kWords)));
+                } else {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 8; ++i)
+                        if (i < rows) d[i] = from[i];
+                }
+            }
+            d += kColumns * args.d_column;
+        }
+    }
+    static GEMMTUNE_DEVICE Words read_words(const D* from) { return *reinterpret_cast<const Words*>(from); }
+};
+
+}  // namespace gemmtune

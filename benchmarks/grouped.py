@@ -1,0 +1,304 @@
+"""Grouped products of mixtures of experts: our kernels, torch's own calls, and the reading bound.
+
+    python -m benchmarks.grouped --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
+
+Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3 and Mixtral on one device, all experts on it
+(tensor and expert parallelism 1): gate and up together, [2 * intermediate, hidden] of every expert, and down,
+[hidden, intermediate]. A token is a row of each of its top experts. Routings are those of backends/grouping.py. Rows
+are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
+Qwen3-30B-A3B alone.
+
+`best_us` is the verified tuning's winner in its final, `family` its family; `default_us` torch's call as the tuning
+times it, whose result is copied to D; `defaults` has all of torch's calls in the final, which interleaves them with
+our best and so has the device in one state: `over_defaults` is the fastest of them over `best_us`. `grouped_mm_us` is torch._grouped_mm timed by itself in a CUDA graph, without
+that copy, and `loop_us` a loop of torch.mm over the experts that have rows, whose counts the host must know.
+`torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
+experts that have rows, and the rows, and to write the result, at the measured bandwidth, or to multiply at the
+measured rate; None if it could not be measured. `share_of_reading` is that of reading and writing alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from backends.errors import DeviceError, GemmtuneError
+from backends.grouping import NAMED, active_groups, counts_of, ends_of, spans_of
+from backends.problem import GemmProblem, from_linear
+from backends.registry import FoundDevice
+from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
+from benchmarks.lowbit import screened
+from benchmarks.report import geometric_mean, write
+from tuners.ceilings import Ceilings
+from tuners.device_client import DeviceClient
+from tuners.policy import MeasurementPolicy
+from tuners.roofline import bound
+
+#: Model -> experts, experts of a token, hidden size, intermediate size of an expert.
+MODELS: dict[str, tuple[int, int, int, int]] = {
+    "qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral-8x7b": (8, 2, 4096, 14336), "deepseek-v3": (256, 8, 7168, 2048),
+}  # fmt: skip
+LAYERS = ("gate_up", "down")
+TOKENS = (1, 8, 64, 512, 4096)
+#: The share of the device's memory that weights may take: all of DeepSeek-V3's, three times.
+_MEMORY = 0.9
+#: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
+_WALKED, _MOST_CALLS, _REPEATS = 2**28, 16, 15
+#: Seconds of a graph that is replayed three times only.
+_SLOW = 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product of the list."""
+
+    model: str
+    layer: str
+    tokens: int
+    routing: str
+
+    @property
+    def problem(self) -> GemmProblem:
+        """Rows of bf16 by every expert's weights."""
+        experts, top, hidden, inter = MODELS[self.model]
+        n, k = (2 * inter, hidden) if self.layer == "gate_up" else (hidden, inter)
+        return from_linear(self.tokens * top, n, k, "bf16", groups=experts, routing=self.routing)
+
+    def words(self) -> dict[str, Any]:
+        """The case as a row has it."""
+        p, counts = self.problem, counts_of(self.problem)
+        return {
+            **vars(self), "m": p.n, "n": p.m, "k": p.k, "groups": p.groups, "active": active_groups(p),
+            "most_rows": int(counts.max()), "problem": p.id,
+        }  # fmt: skip
+
+
+def cases(models: Sequence[str], tokens: Sequence[int], routings: Sequence[str]) -> Iterator[Case]:
+    """Every product, few tokens first."""
+    for count in tokens:
+        for model in models:
+            for layer in LAYERS:
+                for routing in routings:
+                    yield Case(model, layer, count, routing)
+
+
+# ---- torch by itself -----------------------------------------------------------------------------
+
+
+def torch_times(found: FoundDevice, case: Case) -> dict[str, Any]:
+    """Microseconds of torch's calls, each timed in a CUDA graph over different weights. A call that torch refuses is
+    its message."""
+    import torch  # noqa: PLC0415  (optional)
+
+    device, own = torch.device("cuda", found.index), dict[str, Any]()
+    for name, call in (("grouped_mm_us", _grouped_mm), ("loop_us", _loop)):
+        try:
+            own[name] = _graph_us(torch, device, case.problem, call)
+        except Exception as error:  # whatever torch raises: the other rows go on
+            own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
+        torch.cuda.empty_cache()
+    return own
+
+
+def _grouped_mm(torch: Any, p: GemmProblem, x: Any, w: Any, out: Any) -> Callable[[], Any]:
+    offsets, weights = torch.tensor(ends_of(p), device=x.device), w.transpose(-2, -1)
+    return lambda: torch._grouped_mm(x, weights, offs=offsets)
+
+
+def _loop(torch: Any, p: GemmProblem, x: Any, w: Any, out: Any) -> Callable[[], Any]:
+    parts = [(x[start:end], w[group].t(), out[start:end]) for group, start, end in spans_of(p)]
+
+    def call() -> None:
+        for left, right, to in parts:
+            torch.mm(left, right, out=to)
+
+    return call
+
+
+def _graph_us(torch: Any, device: Any, p: GemmProblem, of: Any) -> float:
+    x = torch.randn(p.n, p.k, device=device, dtype=torch.bfloat16)
+    out = torch.empty(p.n, p.m, device=device, dtype=torch.bfloat16)
+    count = max(1, min(_MOST_CALLS, -(-_WALKED // p.bytes_read)))
+    count = max(1, min(count, int(0.5 * torch.cuda.mem_get_info(device)[0] / (p.groups * p.m * p.k * 2))))
+    weights = [
+        torch.empty(p.groups, p.m, p.k, device=device, dtype=torch.bfloat16).normal_() for _ in range(count)
+    ]
+    calls = [of(torch, p, x, w, out) for w in weights]
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    begin = time.monotonic()
+    graph.replay()
+    torch.cuda.synchronize(device)
+    slow = time.monotonic() - begin > _SLOW
+    times = []
+    for _ in range(3 if slow else _REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) * 1e3 / len(calls))
+    return float(median(times))
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def tuned_row(runner: DeviceClient, case: Case, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
+    """A tuning's figures. Without a verdict, which a default that fails prevents, `best_us` is that of the
+    fastest verified candidate of the screening, and `error` says why."""
+    seen: list[Tuned] = []
+
+    def never(tuned: Tuned, _: float) -> bool:
+        seen[:] = [tuned]
+        return False
+
+    policy = replace(MeasurementPolicy.of(runner.environment.vendor), memory_share=_MEMORY)
+    try:
+        tuned = tune(runner, case.problem, seconds, stop=never, policy=policy)
+        found = row(tuned, ceilings)
+        found |= {"default_us": found["baseline_us"], "screening": screened(tuned)}
+        found["defaults"] = {
+            one.name: one.seconds * 1e6 for one in tuned.verdict.baselines if one.seconds is not None
+        }
+    except DeviceError:
+        raise
+    except GemmtuneError as error:
+        found = {"error": str(error), "error_type": type(error).__name__}
+        if seen and (best := screened(seen[-1])):
+            found |= {"best_us": best[0]["us"], "family": best[0]["family"], "screening": best}
+    if seen:
+        found["fastest_by_family"] = _by_family(seen[-1])
+    if ceilings is not None:
+        limit = bound(case.problem, ceilings)
+        found |= {"bound_us": limit.seconds * 1e6, "reading_us": limit.memory_seconds * 1e6}
+    return found
+
+
+def _by_family(tuned: Tuned) -> dict[str, float]:
+    """Microseconds of the fastest verified candidate of each family in the screening."""
+    found: dict[str, float] = {}
+    for one in tuned.timed():
+        us = median(one.samples) * 1e6
+        found[one.solution.family] = min(us, found.get(one.solution.family, us))
+    return found
+
+
+def ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """What the row's times are over our best."""
+    best = found.get("best_us")
+    alone = [found[name] for name in ("grouped_mm_us", "loop_us") if found.get(name)]
+    torch_us = min(alone) if alone else None
+    out: dict[str, Any] = {"torch_us": torch_us}
+    own = min(found.get("defaults", {}).values(), default=None)
+    for name, other in (("torch", torch_us), ("default", found.get("default_us")), ("defaults", own)):
+        out[f"over_{name}"] = other / best if best and other else None
+    for name, limit in (("share_of_bound", "bound_us"), ("share_of_reading", "reading_us")):
+        out[name] = found[limit] / best if best and found.get(limit) else None
+    return out
+
+
+_MEANS = ("over_torch", "over_default", "over_defaults", "share_of_bound", "share_of_reading")
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric means for each model, over all and for each number of tokens; the least ratio of each."""
+    out = []
+    for model in MODELS:
+        for tokens in (None, *TOKENS):
+            mine = [
+                one for one in rows
+                if one["model"] == model and tokens in (None, one["tokens"]) and one.get("best_us")
+            ]  # fmt: skip
+            if not mine:
+                continue
+            means: dict[str, Any] = {"model": model, "tokens": tokens, "rows": len(mine)}
+            for name in _MEANS:
+                values = [one[name] for one in mine if one.get(name)]
+                means[name] = geometric_mean(values) if values else None
+                means[f"least_{name}"] = min(values) if values else None
+            out.append(means)
+    return out
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measures every case, and writes the rows after each."""
+    started = time.monotonic()
+    found = machine(options.device, 1)[0]
+    models = MODELS if options.models is None else options.models
+    wanted = list(
+        cases(("qwen3-30b-a3b",) if options.quick else tuple(models), options.tokens, options.routings)
+    )
+    with_torch = options.device == "cuda" and "torch" in found.environment.libraries
+    alone: dict[Case, dict[str, Any]] = {}
+    if with_torch:  # before the device process takes its memory
+        for case in wanted:
+            alone[case] = torch_times(found, case)
+            say(f"torch {case}: {alone[case]}")
+    rows: list[dict[str, Any]] = []
+    with DeviceClient(found, kernel_cache()) as runner:
+        ceilings = ceilings_of(runner, ["bf16"])
+        for case in wanted:
+            if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
+                say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
+                break
+            one = {
+                **case.words(),
+                **tuned_row(runner, case, options.seconds, ceilings),
+                **alone.get(case, {}),
+            }
+            rows.append({**one, **ratios(one)})
+            say(_line(rows[-1]))
+            _write(options.json, found, rows, len(wanted), options.seconds)
+
+
+def _line(one: dict[str, Any]) -> str:
+    names = (
+        "best_us",
+        "default_us",
+        "grouped_mm_us",
+        "loop_us",
+        "reading_us",
+        "over_torch",
+        "share_of_reading",
+    )
+    figures = ", ".join(f"{name} {one[name]:.3g}" for name in names if one.get(name))
+    who = f"{one.get('family')} {one.get('parameters')}" if "error" not in one else one["error"]
+    return f"{one['model']} {one['layer']} {one['tokens']} {one['routing']}: {figures}; {who}"
+
+
+def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: int, seconds: float) -> None:
+    write(
+        path.stem, found.environment,
+        {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": seconds, "rows_wanted": wanted,
+         "complete": len(rows) == wanted, "summary": summary(rows), "rows": rows},
+        path.parent,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grouped", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--quick", action="store_true", help="Qwen3-30B-A3B alone")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
+    parser.add_argument("--minutes", type=float, help="begin no further row after this time")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--routings", nargs="+", default=list(NAMED), choices=list(NAMED))
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

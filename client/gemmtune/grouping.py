@@ -1,0 +1,59 @@
+"""Grouped products: rows sorted by group, each group multiplied by its own weights. The service has the same
+rules in backends/grouping.py; a test compares both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemmtune.errors import ProblemError
+from gemmtune.values import check_size
+
+#: The named distributions of rows over groups, the most groups and rows, the types of the operands.
+_ROUTINGS, _MOST_GROUPS, _MOST_ROWS, _TYPES = ("uniform", "skewed"), 1023, 2**31 - 1, ("bf16", "fp16")
+
+
+def grouping(groups: int, routing: str | Sequence[int] | None) -> dict[str, Any]:
+    """The fields of a grouped product; none without groups."""
+    check_size(groups, "groups", _MOST_GROUPS, least=0)
+    if groups == 0:
+        if routing not in (None, "none"):
+            raise ProblemError(f"routing {routing}: only a grouped product has one; give groups", "routing")
+        return {}
+    if isinstance(routing, (list, tuple)):
+        for count in routing:
+            check_size(count, "routing", _MOST_ROWS, least=0)
+        routing = ",".join(map(str, routing))
+    return {"groups": groups, "routing": "uniform" if routing is None else routing}
+
+
+def check_groups(p: Mapping[str, Any]) -> None:
+    """Checks what grouped products alone have."""
+    groups, routing = p.get("groups", 0), p.get("routing")
+    if not groups:
+        return
+    if p["dtype_a"] not in _TYPES or p["dtype_b"] != p["dtype_a"] or p["compute"] != "fp32":
+        raise ProblemError(
+            f"groups {groups}: grouped products are of bf16 or fp16 in fp32, not {p['dtype_a']}", "groups"
+        )
+    plain = {
+        "trans_a": "T", "trans_b": "N", "batch": 1, "alpha": "one", "beta": "zero", "bias": None,
+        "activation": "none", "scale_a": "none", "scale_b": "none", "scale_d": "none",
+    }  # fmt: skip
+    for name, needed in plain.items():
+        if p[name] != needed:
+            raise ProblemError(f"{name} {p[name]}: grouped products have {needed}", name)
+    if p["stride_a"] < p["lda"] * (p["m"] - 1) + p["k"]:
+        raise ProblemError(f"stride_a {p['stride_a']} makes the weights of groups overlap", "stride_a")
+    if routing in _ROUTINGS:
+        return
+    parts = routing.split(",") if isinstance(routing, str) else []
+    if not parts or not all(part.isascii() and part.isdigit() and str(int(part)) == part for part in parts):
+        raise ProblemError(
+            f"routing {routing!r} is unknown; known: {', '.join(_ROUTINGS)}, or counts", "routing"
+        )
+    if len(parts) != groups or sum(map(int, parts)) != p["n"]:
+        raise ProblemError(
+            f"routing has {len(parts)} counts of {sum(map(int, parts))} rows for {groups} groups of {p['n']}",
+            "routing",
+        )

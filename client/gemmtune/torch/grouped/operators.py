@@ -1,0 +1,133 @@
+"""gemmtune::grouped_mm: rows sorted by group, by the groups' weights.
+
+The operator looks the row up when it runs, so that one compiled graph serves every M. M without a row takes
+the next larger M's that is at most twice as large, with rows behind the input that belong to no group: a
+launch reads the groups' ends on the device, whatever they are. Otherwise, and without a table, torch
+computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmtune.torch.grouped.products import GroupedProduct, by_torch
+from gemmtune.torch.served import Served, current
+from gemmtune.torch.tuned_row import TunedRow
+from gemmtune.torch.watch import WATCHERS, inside, tell
+
+#: Rows that an input may always be padded to: their time is that of reading the weights.
+_ALWAYS_PADDED = 64
+_LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
+_LIBRARY.define(
+    "grouped_mm(Tensor input, Tensor weight, Tensor offsets) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+
+class GroupError(ValueError):
+    """Operands of a grouped product that do not fit each other."""
+
+
+def _checked(x: Any, weight: Any, offsets: Any) -> None:
+    """Raises GroupError."""
+    if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2] or x.dtype is not weight.dtype:
+        raise GroupError(
+            f"x is {list(x.shape)} of {x.dtype} and the weights are {list(weight.shape)} of "
+            f"{weight.dtype}; they must be [m, k] and [groups, n, k] of one type"
+        )
+    if offsets.dtype is not torch.int32 or tuple(offsets.shape) != (weight.shape[0],):
+        raise GroupError(
+            f"offs is {list(offsets.shape)} of {offsets.dtype}; it must be the groups' ends, "
+            f"[{weight.shape[0]}] of torch.int32"
+        )
+    if not x.device == weight.device == offsets.device:
+        raise GroupError(f"x, the weights and offs are on {x.device}, {weight.device} and {offsets.device}")
+
+
+def _run(x: Any, weight: Any, offsets: Any) -> Any:
+    _checked(x, weight, offsets)
+    kind = x.device.type
+    served = current(kind)
+    groups, n, k = weight.shape
+    product = GroupedProduct(x.shape[0], groups, n, k, x.dtype)
+    if not product.m:
+        return x.new_empty((0, n))
+    if served is not None and (found := by_row(served, product, x, weight, offsets)) is not None:
+        return found
+    if WATCHERS:
+        tell(product, None, kind)
+    with inside():
+        return by_torch(x, weight, offsets)
+
+
+def by_row(served: Served, product: GroupedProduct, x: Any, weight: Any, offsets: Any) -> Any | None:
+    """The output by a row, None if there is none."""
+    rows = served.grouped.get(product.key)
+    if not rows or not weight.is_contiguous() or not offsets.is_contiguous():
+        return None
+    x = x.resolve_neg().contiguous()
+    row = smallest(rows, product.m, x.data_ptr() | weight.data_ptr())
+    if row is None:
+        return None
+    wanted = row.product.m
+    if wanted != product.m:
+        padded = x.new_zeros((wanted, product.k))
+        padded[: product.m] = x
+        x = padded
+    out = x.new_empty((wanted, product.n))
+    addresses = (weight.data_ptr(), x.data_ptr(), out.data_ptr(), offsets.data_ptr())
+    if not row.launch(x.get_device() if row.on_gpu else 0, addresses):
+        return None
+    if WATCHERS:
+        tell(product, row, row.runtime.type)
+    return out[: product.m]
+
+
+def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | None:
+    """The row of the smallest M that is at least `m` and not much larger, and may run now; `addresses` are
+    those of the call, or-ed."""
+    for size in sorted(size for size in rows if m <= size <= max(_ALWAYS_PADDED, 2 * m)):
+        if (found := rows[size].applies(addresses)) is not None:
+            return found
+    return None
+
+
+def _fake(x: Any, weight: Any, offsets: Any) -> Any:
+    _checked(x, weight, offsets)
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    x, weight, offsets = ctx.saved_tensors
+    grad = grad.contiguous()
+    to_x = to_weight = None
+    if ctx.needs_input_grad[0]:
+        to_x = torch._grouped_mm(grad, weight, offs=offsets)
+        # Rows of no group are undefined.
+        of_none = torch.arange(len(to_x), device=to_x.device) >= offsets[-1]
+        to_x = to_x.masked_fill(of_none[:, None], 0.0)
+    if ctx.needs_input_grad[1]:
+        to_weight = torch._grouped_mm(grad.t(), x, offs=offsets)
+    return to_x, to_weight, None
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("grouped_mm", _run, _key)
+torch.library.register_fake("gemmtune::grouped_mm", _fake, lib=_LIBRARY)
+torch.library.register_autograd("gemmtune::grouped_mm", _backward, setup_context=_save, lib=_LIBRARY)
+
+
+def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
+    """D[m, n]: every row of x[m, k] by the weights of its group, weight[groups, n, k] (F.linear's,
+    contiguous).
+
+    offs: int32 [groups], the ends of the groups' rows, on the device: rows before offs[0] are the first
+    group's, and so on. A group may have no rows. Rows from offs[-1] on are undefined. Nothing waits for the
+    device, so that a graph can capture it where a row of the table in use (enable(), apply()) serves the
+    call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError."""
+    return torch.ops.gemmtune.grouped_mm(x, weight, offs)

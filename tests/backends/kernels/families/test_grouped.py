@@ -1,0 +1,195 @@
+"""Families for grouped products on the host: groups without rows, all rows in one, k and rows that are no
+whole tile, blocks with several tiles; planted mistakes; what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.kernels.families import FAMILIES
+from backends.kernels.grouped import capacity, most_tiles, tiles
+from backends.kernels.oriented_gemm import OrientedGemm
+from backends.problem import GemmProblem, from_linear
+from backends.toolchains.nvrtc import Nvrtc
+from backends.toolchains.toolchain import CompileUnit
+from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
+from tests.backends.kernels.matrix_cores import wrong_of
+from tests.backends.kernels.samples import SM_90, legal_values
+from tuners.inputs import Case
+from tuners.verify import Verifier
+
+NAMES = ("grouped-ring", "grouped-tile", "grouped-wgmma")
+#: Rows of the call, n, k of every group's weights.
+SHAPES: dict[str, GemmProblem] = {
+    "one row": from_linear(1, 40, 264, "bf16", groups=3),
+    "two of eight": from_linear(2, 130, 512, "bf16", groups=8, routing="skewed"),
+    "the last group": from_linear(5, 64, 320, "fp16", groups=4, routing=[0, 0, 0, 5]),
+    "some without rows": from_linear(83, 72, 136, "bf16", groups=6, routing=[0, 70, 0, 1, 12, 0]),
+    "one group": from_linear(33, 96, 192, "bf16", groups=1),
+    "many groups": from_linear(90, 33, 72, "fp16", groups=40, dtype_d="fp32"),
+    "few of k": from_linear(20, 48, 8, "bf16", groups=5),
+    "padded rows": from_linear(31, 50, 200, "bf16", groups=4, ldb=216, lda=208, ldd=61),
+}
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_it_computes_right(name: str, family: str, tmp_path: Path) -> None:
+    """Candidates of every kind, copies as late as may be and at once, with few blocks and with one for each
+    tile."""
+    problem = SHAPES[name]
+    sample = legal_values(FAMILIES[family], problem, H200, 3, len(name))
+    assert sample
+    found = [FAMILIES[family].config(problem, values, SM_90) for values in sample]
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one in build(found, tmp_path, 32):
+        for other_way, units in ((False, 1), (True, 100)):
+            kernel = HostKernel(one, other_way, units)
+            finding = verifier.check(kernel, Case(problem, 3, "normal", "exact"), runs=1)
+            assert finding.wrong == "", (one.found.instantiation, units, finding.wrong)
+
+
+SKEWED = from_linear(60, 72, 264, "bf16", groups=6, routing=[0, 41, 0, 1, 18, 0])
+RING = {
+    "columns": 16, "rows": 16, "tile_k": 128, "slots": 3, "warps_m": 2, "warps_k": 2, "blocks_per_unit": 2,
+}  # fmt: skip
+TILE = {
+    "tile_m": 64, "tile_n": 32, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "blocks_per_unit": 2,
+}  # fmt: skip
+WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "cluster": 1, "blocks_per_unit": 2}
+
+
+@pytest.mark.parametrize("rows", [72, 130, 200])
+def test_clusters_share_columns(rows: int, tmp_path: Path) -> None:
+    """Also where the last block of a cluster has no rows, and with fewer blocks than tiles."""
+    problem = from_linear(60, rows, 264, "bf16", groups=6, routing=[0, 41, 0, 1, 18, 0])
+    found = [
+        FAMILIES["grouped-wgmma"].config(
+            problem, {**WGMMA, "tile_n": columns, "stages": stages, "cluster": 2}, SM_90
+        )
+        for columns, stages in ((16, 2), (48, 4))
+    ]
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one in build(found, tmp_path, 32):
+        for other_way, units in ((False, 1), (True, 100)):
+            kernel = HostKernel(one, other_way, units)
+            finding = verifier.check(kernel, Case(problem, 3, "normal", "exact"), runs=1)
+            assert finding.wrong == "", (one.found.instantiation, units, finding.wrong)
+
+
+CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": {**WGMMA, "cluster": 2}}
+#: What is mistaken -> the family, the header, its text, and what stands there instead.
+MISTAKES = {
+    "columns of the first group": (
+        "grouped-ring", "device/grouped.h",
+        "const int start = group > 0 ? ends[group - 1] : 0, first",
+        "const int start = 0, first",
+    ),
+    "another group's weights": (
+        "grouped-tile", "families/grouped_tile.h",
+        "at.group * args.stride_a",
+        "0 * args.stride_a",
+    ),
+    "columns of the next group": (
+        "grouped-ring", "device/grouped.h",
+        "ends[group] - start - column",
+        "COLUMNS",
+    ),
+    "sums of the previous tile": (
+        "grouped-ring", "families/grouped_ring.h",
+        "one = 0.0f;",
+        "one += 0.0f;",
+    ),
+    "a slot that is still read": (
+        "grouped-ring", "families/grouped_ring.h",
+        "wait_copies<SLOTS - 2>",
+        "wait_copies<SLOTS - 1>",
+    ),
+    "the last of k from before": (
+        "grouped-ring", "families/grouped_ring.h",
+        "Words{{0, 0, 0, 0}}",
+        "Words{{0x3f803f80, 0, 0, 0}}",
+    ),
+    "patches that are overwritten": (
+        "grouped-tile", "families/grouped_tile.h",
+        "own.n = columns;",
+        "own.n = columns - 1;",
+    ),
+    "a stage that is still read": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "wait_products<1>();",
+        "wait_products<1>(), last = ring.stage;",
+    ),
+    "columns of the first group's place": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "at.start + at.column + rank()",
+        "at.column + rank()",
+    ),
+    "the other block's part of the columns": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "kBytesA + rank() * kPart * kMapLine",
+        "kBytesA + (1 - rank()) * kPart * kMapLine",
+    ),
+    "a patch that is still read": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "warp_barrier();\n            const D*",
+        "const D*",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
+    family, header, right, wrong = MISTAKES[name]
+    folder = copied_headers(tmp_path)
+    text = (folder / header).read_text()
+    assert right in text
+    (folder / header).write_text(text.replace(right, wrong))
+    found = FAMILIES[family].config(SKEWED, CHOSEN[family], SM_90)
+    one = build([found], tmp_path, 32, folder)[0]
+    assert wrong_of(one, SKEWED) != ""
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_it_compiles_for_a_device(family: str, tmp_path: Path) -> None:
+    """One unit for every product of as many groups, whatever its sizes and counts."""
+    values = CHOSEN[family]
+    units = {FAMILIES[family].config(one, values, SM_90).unit for one in (SKEWED, SHAPES["two of eight"])}
+    assert len(units) == 1
+    if Nvrtc().missing("sm_90") is not None:
+        pytest.skip("NVRTC is not installed")
+    nvrtc = Nvrtc()
+    unit = CompileUnit(units.pop(), nvrtc.target("sm_90", family == "grouped-wgmma"))
+    assert nvrtc.compile(unit, BinaryCache(tmp_path)).stat().st_size > 0
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_what_it_refuses(family: str) -> None:
+    one = FAMILIES[family]
+    values = CHOSEN[family]
+    assert "one matrix" in (one.unsupported(from_linear(60, 72, 264, "bf16")) or "")
+    odd = from_linear(60, 72, 263, "bf16", groups=6)
+    assert "16 bytes" in (one.rule(odd, values, H200) or "")
+    assert one.rule(SKEWED, values, H200) is None
+    assert "sm_70" in (one.rule(SKEWED, values, replace(H200, arch="sm_70")) or "")
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_there_are_candidates(family: str) -> None:
+    for rows in (8, 4096):
+        problem = from_linear(rows, 1536, 2048, "bf16", groups=128)
+        listed = list(FAMILIES[family].candidates(problem, H200))
+        assert listed or family == "grouped-tile"
+        assert all(FAMILIES[family].rule(problem, values, H200) is None for values in listed)
+
+
+def test_a_launch_has_blocks_for_any_counts() -> None:
+    """The most tiles that counts can make."""
+    base = from_linear(60, 72, 264, "bf16", groups=6)
+    for routing in ([60, 0, 0, 0, 0, 0], [10] * 6, [1, 1, 1, 1, 1, 55], [17, 17, 17, 1, 1, 7]):
+        problem = from_linear(60, 72, 264, "bf16", groups=6, routing=routing)
+        assert tiles(OrientedGemm(problem), 32, 16) <= most_tiles(OrientedGemm(base), 32, 16)
+    assert [capacity(replace(base, groups=groups)) for groups in (1, 33, 256)] == [32, 64, 256]

@@ -1,0 +1,72 @@
+"""The argument of kernels for grouped products, as a package describes it and the client reads it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.kernel_checks.candidates import environment_of
+from backends.kernels.families import FAMILIES
+from backends.kernels.grouped import GroupedArgs
+from backends.kernels.oriented_gemm import GemmArgs
+from backends.packages.bundle import BundleBuilder, Measured, describe_row
+from backends.packages.launches import Encode, Fill, kernel_argument
+from backends.packages.package import follows_units, operands_of
+from backends.problem import from_linear
+from backends.toolchains.nvrtc import Nvrtc
+from tests.backends.kernels.emulator.host import H200
+from tests.backends.kernels.samples import SM_90
+
+PROBLEM = from_linear(64, 96, 128, "bf16", groups=8, routing="skewed")
+
+
+@pytest.mark.parametrize("name", ["grouped-ring", "grouped-tile", "grouped-wgmma"])
+def test_the_ends_are_an_operand_of_the_caller(name: str) -> None:
+    family = FAMILIES[name]
+    solution = next(iter(family.solutions(PROBLEM, H200)))
+    config = family.config(PROBLEM, solution.parameters, SM_90).on(132)
+    struct = kernel_argument(config)
+    fields = {one.name: one for one in struct.fields}
+    assert fields["ends"].value == Fill("offsets")
+    assert fields["ends"].offset == ctypes.sizeof(GemmArgs)
+    assert (fields["groups"].value, fields["blocks"].value) == (8, config.blocks)
+    assert struct.bytes == config.argument_bytes
+    maps = [one.value for one in struct.fields if isinstance(one.value, Encode)]
+    if name == "grouped-wgmma":
+        assert [(one.fill.name, one.map.sizes) for one in maps] == [("a", (128, 96, 8)), ("b", (128, 64, 1))]
+        assert maps[0].map.strides == (256, 96 * 128 * 2)
+    else:
+        assert (maps, struct.bytes) == ([], ctypes.sizeof(GroupedArgs))
+    assert follows_units(solution)
+    assert operands_of(PROBLEM)["offsets"] == {
+        "row_major": "offsets", "dtype": "int32", "rows": 8, "columns": 1, "ld": 8, "batch_stride": 0,
+        "bytes": 32, "alignment": 16,
+    }  # fmt: skip
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(Nvrtc().missing("sm_90") is not None, reason="NVRTC is not installed")
+def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_path: Path) -> None:
+    gemmtune = pytest.importorskip("gemmtune")
+    found: Environment = environment_of("sm_90")
+    path = tmp_path / "grouped.gtb"
+    with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
+        solution = next(iter(FAMILIES["grouped-wgmma"].solutions(PROBLEM, found)))
+        builder.add(describe_row(Measured(PROBLEM, solution, found, _VERDICT), "sm_90", cache))
+        builder.write(path)
+    row = gemmtune.load(path).best(m=64, n=96, k=128, dtype="bf16", trans_b=True, groups=8, routing="skewed")
+    assert row is not None
+    assert (row.problem_id, list(row.operands)) == (PROBLEM.id, ["a", "b", "d", "offsets"])
+    assert {fill.name for fill in row.launches[0].fills} == set(row.operands)
+
+
+_VERDICT: dict[str, Any] = {
+    "judgement": "WIN", "seconds": 1e-6, "baseline_seconds": 2e-6, "baseline": "torch, grouped_mm",
+    "baseline_family": "torch-grouped", "speedup": [1.9, 2.0, None], "rounds": 20, "session": "s",
+    "decided_at": "2026-11-26T00:00:00",
+}  # fmt: skip

@@ -1,0 +1,197 @@
+"""Grouped products: what a problem states, what is refused and by which field, the counts of a named routing,
+and that no family takes one by accident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gemmtune.errors import ProblemError
+from gemmtune.wire import canonical
+
+from backends.cpu.backend import CpuBackend
+from backends.cuda.backend import CudaBackend
+from backends.environment import Environment
+from backends.errors import InvalidProblem
+from backends.grouping import (
+    NAMED,
+    active_groups,
+    counts_of,
+    ends_of,
+    popularities,
+    spans_of,
+    ungrouped,
+)
+from backends.hip.backend import HipBackend
+from backends.operands import layouts
+from backends.problem import GemmProblem, from_linear
+from backends.protocol import Backend
+from backends.solution import Solution
+from backends.wire import problem_from_wire, problem_to_wire
+from service.formats.core.row_text import problem_text, problem_wire
+
+BASE: dict[str, Any] = {"m": 64, "n": 96, "k": 128, "dtype": "bf16", "trans_b": True, "groups": 8}
+GIVEN = {**BASE, "m": 6, "groups": 3, "routing": [1, 0, 5]}
+FORMS = (
+    BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
+    {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_problem_keeps_its_groups(form: dict[str, Any]) -> None:
+    """In every form, also the client's and the exports'."""
+    problem = problem_from_wire(form)
+    assert GemmProblem.from_dict(problem.to_dict()) == problem
+    assert problem_from_wire(problem_to_wire(problem)) == problem
+    assert problem_wire(problem) == problem_to_wire(problem)
+    assert problem_text(problem)[0] == problem.id
+    assert canonical(form) == problem.to_dict()
+
+
+def test_other_problems_say_nothing_of_groups() -> None:
+    """Ids of problems that were made before there were groups stay."""
+    plain = from_linear(64, 96, 128, "bf16")
+    assert {"groups", "routing"}.isdisjoint(plain.to_dict())
+    assert plain.id == "tn_96x64x128_bf16-5f553b4c1a81"
+    assert problem_from_wire({**BASE, "groups": 0}) == plain
+
+
+def test_the_routing_identifies_a_problem() -> None:
+    forms = [BASE, {**BASE, "routing": "skewed"}, {**BASE, "routing": [8] * 8}]
+    assert len({problem_from_wire(form).id for form in forms}) == 3
+    assert len({problem_from_wire(form).kind for form in forms}) == 3
+
+
+#: What is given -> the field at fault, and some of the message.
+REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"routing": [1, 0, 4]}, "routing", "5 rows in all, and the product has 6"),
+    ({"routing": [1, 5]}, "routing", "2 counts for 3 groups"),
+    ({"routing": [7, -1, 0]}, "routing", "between 0"),
+    ({"routing": "zipf"}, "routing", "known: uniform, skewed, or a list of counts"),
+    ({"routing": "1,0,05"}, "routing", "unknown"),
+    ({"groups": 0}, "routing", "give groups"),
+    ({"groups": 1024, "routing": "uniform"}, "groups", "between 0 and 1023"),
+    ({"groups": True, "routing": "uniform"}, "groups", "an integer"),
+    ({"epilogue": "bias"}, "epilogue", "no bias"),
+    ({"epilogue": "silu"}, "epilogue", "no activation"),
+    ({"trans_b": False}, "trans_b", "contiguous along k"),
+    ({"trans_a": True}, "trans_a", "contiguous along k"),
+    ({"beta": 1.0}, "beta", "nothing is added"),
+    ({"alpha": 2.0}, "alpha", "not scaled"),
+    ({"batch": 2}, "batch", "one product"),
+    ({"scaling": "tensor"}, "scaling", "no scales"),
+    ({"dtype": "fp32"}, "groups", "bf16 or fp16"),
+    ({"strides": {"b": 96}}, "strides", "overlap"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "field", "text"), REFUSED)
+def test_what_is_refused(change: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(InvalidProblem) as caught:
+        problem_from_wire({**GIVEN, **change})
+    assert (caught.value.field, text in str(caught.value)) == (field, True), caught.value
+
+
+@pytest.mark.parametrize("change", [change for change, _, _ in REFUSED])
+def test_the_client_refuses_the_same(change: dict[str, Any]) -> None:
+    with pytest.raises(ProblemError):
+        canonical({**GIVEN, **change})
+
+
+@pytest.mark.parametrize("routing", NAMED)
+@pytest.mark.parametrize("rows", [1, 8, 512, 32768])
+def test_counts_of_a_named_routing(routing: str, rows: int) -> None:
+    problem = from_linear(rows, 96, 128, "bf16", groups=128, routing=routing)
+    counts = counts_of(problem)
+    assert (counts.shape, int(counts.sum())) == ((128,), rows)
+    assert ends_of(problem).tolist() == np.cumsum(counts).tolist()
+    spans = spans_of(problem)
+    assert sum(end - start for _, start, end in spans) == rows
+    assert active_groups(problem) == len(spans) == int(np.count_nonzero(counts))
+
+
+def test_draws_are_the_same_everywhere() -> None:
+    """As other machines, and other versions of numpy, draw them."""
+    assert counts_of(from_linear(16, 96, 128, "bf16", groups=8)).tolist() == [2, 2, 1, 2, 3, 1, 2, 3]
+    skewed = from_linear(64, 96, 128, "bf16", groups=8, routing="skewed")
+    assert counts_of(skewed).tolist() == [13, 7, 0, 22, 3, 4, 4, 11]
+
+
+@pytest.mark.parametrize(("chosen", "groups"), [(2, 8), (8, 128), (8, 256)])
+@pytest.mark.parametrize("routing", NAMED)
+def test_a_token_selects_an_expert_once(chosen: int, groups: int, routing: str) -> None:
+    problem = from_linear(chosen, 96, 128, "bf16", groups=groups, routing=routing)
+    assert int(counts_of(problem).max()) == 1
+
+
+def test_skew() -> None:
+    """The most popular of 128 and 256 groups has 12 and 15 times the mean; draws follow."""
+    for groups, least, most in ((128, 11.5, 12.5), (256, 15.5, 16)):
+        found = popularities(groups, "skewed")
+        assert least < found.max() / found.mean() < most
+        counts = counts_of(from_linear(65536, 96, 128, "bf16", groups=groups, routing="skewed"))
+        assert abs(counts.max() / counts.mean() - found.max() / found.mean()) < 1
+
+
+def test_bytes_of_active_groups_alone() -> None:
+    problem = problem_from_wire(GIVEN)
+    weights, rows = 96 * 128 * 2, 6 * 128 * 2
+    assert problem.bytes_read == 2 * weights + rows + 4 * 3
+    assert problem.flops == 2 * 6 * 96 * 128
+    shapes = layouts(problem)
+    assert (shapes["a"].copies, shapes["offsets"].bytes, shapes["d"].columns) == (3, 12, 6)
+
+
+HERE = {
+    "cpu": Environment(
+        "cpu", "x86_64", "a CPU", 2, 2**33, "CPU-1", libraries={"torch": "2.11.0", "blas": "x"}
+    ),
+    "cuda": Environment(
+        "cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1",
+        libraries={"torch": "2.11.0+cu130", "nvrtc": "13.0", "triton": "3.6.0", "cublaslt": "1",
+                   "cublas": "1"},
+    ),
+    "hip": Environment(
+        "hip", "gfx942", "AMD MI300X", 304, 2**37, "GPU-2",
+        libraries={"torch": "2.11.0+rocm7.0", "hiprtc": "7.0", "triton": "3.6.0"},
+    ),
+}  # fmt: skip
+#: The families that were made for groups.
+MADE = {
+    "cpu": {"torch-grouped", "numpy-grouped"},
+    "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma"},
+    "hip": {"torch-grouped"},
+}
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
+def test_no_other_family_takes_a_grouped_product(backend: Backend) -> None:
+    """Nor does one that was made for them take another product."""
+    grouped, plain = from_linear(64, 96, 128, "bf16", groups=8), from_linear(64, 96, 128, "bf16")
+    environment = HERE[backend.name]
+    families = backend.families()
+    assert {name for name, one in families.items() if one.supports(grouped)} == MADE[backend.name]
+    assert {name for name, one in families.items() if one.supports(plain)}.isdisjoint(MADE[backend.name])
+    for name, family in families.items():
+        own = next(iter(family.solutions(plain, environment)), Solution(name, 1, {}))
+        assert family.illegal(grouped, own, environment) is not None
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
+def test_defaults_are_the_frameworks(backend: Backend) -> None:
+    found = backend.baselines(from_linear(64, 96, 128, "bf16", groups=8), HERE[backend.name])
+    families = [one.solution.family for one in found]
+    expected = {
+        "cpu": ["torch-grouped", "numpy-grouped"],
+        "cuda": ["torch-grouped"] * 2,
+        "hip": ["torch-grouped"],
+    }
+    assert families == expected[backend.name]
+    assert found[0].framework
+
+
+def test_the_rule() -> None:
+    assert ungrouped(from_linear(64, 96, 128, "bf16")) is None
+    assert "8 groups" in (ungrouped(from_linear(64, 96, 128, "bf16", groups=8)) or "")

@@ -1,0 +1,168 @@
+"""gemmtune.torch.grouped_mm: by rows of emulated kernels, by torch, compiled, differentiated, and what it
+refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gemmtune
+import gemmtune.torch
+import pytest
+import torch
+from gemmtune.torch import GroupError, grouped_mm
+from gemmtune.torch.grouped.products import GroupedProduct, make, of_row
+from gemmtune.torch.served import current
+from torch._dynamo.backends.debugging import aot_eager
+
+from backends.cache import BinaryCache
+from backends.problem import GemmProblem, from_linear
+from tests.client.torch.quantised.emulated import write
+
+if TYPE_CHECKING:
+    from gemmtune import Table
+
+E, N, K = 4, 40, 64
+
+
+def problems() -> Iterator[tuple[GemmProblem, str]]:
+    """What the table has rows for, and the family of each."""
+    yield from_linear(6, N, K, "bf16", groups=E), "grouped-ring"
+    yield from_linear(6, N, K, "bf16", groups=E, routing="skewed"), "grouped-ring"
+    yield from_linear(40, N, K, "bf16", groups=E, routing=[40, 0, 0, 0]), "grouped-tile"
+    yield from_linear(6, N, K, "fp16", groups=E, routing="skewed"), "grouped-ring"
+    yield from_linear(6, N, K, "bf16", groups=E, ldb=K + 8), "grouped-ring"
+
+
+@pytest.fixture(scope="module")
+def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("grouped") / "rows.gtb", problems(), cache, default="torch-grouped")
+
+
+@pytest.fixture
+def table(bundle: Path) -> Table:
+    return gemmtune.load(bundle)
+
+
+def operands(counts: list[int], dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
+    torch.manual_seed(sum(counts))
+    x, w = torch.randn(sum(counts), K, dtype=dtype), torch.randn(len(counts), N, K, dtype=dtype)
+    return x, w, torch.tensor(counts).cumsum(0).to(torch.int32)
+
+
+def expected(x: Any, w: Any, counts: list[int]) -> Any:
+    parts = zip(x.double().split(counts), w.double(), strict=True)
+    return torch.cat([rows @ one.t() for rows, one in parts])
+
+
+def right(out: Any, x: Any, w: Any, counts: list[int]) -> bool:
+    return bool(torch.allclose(out.double(), expected(x, w, counts), rtol=0.02, atol=0.05))
+
+
+def tally(count: Any) -> tuple[int, int]:
+    found = count.report()
+    return found.hits, found.misses
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("counts", [[6, 0, 0, 0], [1, 2, 0, 3], [0, 0, 0, 6]])
+def test_any_counts_run_by_the_row(table: Table, counts: list[int], dtype: Any) -> None:
+    x, w, offs = operands(counts, dtype)
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        out = grouped_mm(x, w, offs)
+    assert tally(count) == (1, 0), count.report()
+    assert (out.shape, out.dtype) == ((6, N), dtype)
+    assert right(out, x, w, counts)
+
+
+def test_rows_between_are_padded_to_the_next(table: Table) -> None:
+    every = ([1, 0, 0, 0], [0, 3, 2, 0], [1, 10, 0, 9], [30, 11, 0, 0])
+    given = [operands(counts) for counts in every]
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        found = [grouped_mm(*one) for one in given]
+    assert tally(count) == (3, 1)
+    for out, (x, w, _), counts in zip(found, given, every, strict=True):
+        assert right(out, x, w, counts)
+
+
+def test_without_a_row_torch_computes(table: Table) -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    assert right(grouped_mm(x, w, offs), x, w, [1, 2, 0, 3])
+    others = [(x, w.transpose(1, 2).contiguous().transpose(1, 2), offs), (x.float(), w.float(), offs)]
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        found = [grouped_mm(*given) for given in others]
+        assert grouped_mm(x[:0], w, torch.zeros(E, dtype=torch.int32)).shape == (0, N)
+    assert tally(count) == (0, len(others))
+    assert all(right(out, *given[:2], [1, 2, 0, 3]) for out, given in zip(found, others, strict=True))
+
+
+def test_strided_rows(table: Table) -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    wide = torch.randn(6, 2 * K, dtype=torch.bfloat16)
+    wide[:, :K] = x
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        out = grouped_mm(wide[:, :K], w, offs)
+    assert tally(count) == (1, 0)
+    assert right(out, x, w, [1, 2, 0, 3])
+
+
+def test_it_compiles_and_differentiates(table: Table) -> None:
+    counts = [1, 2, 0, 3]
+    x, w, offs = operands(counts)
+    wanted = [one.clone().double().requires_grad_() for one in (x, w)]
+    grad = torch.randn(6, N, dtype=torch.bfloat16)
+    expected(wanted[0], wanted[1], counts).backward(grad.double())
+    x.requires_grad_()
+    w.requires_grad_()
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        out = torch.compile(grouped_mm, backend=aot_eager, fullgraph=True)(x, w, offs)
+        out.backward(grad)
+    assert tally(count)[0] == 1
+    for got, want in zip((x, w), wanted, strict=True):
+        assert torch.allclose(got.grad.double(), want.grad, rtol=0.02, atol=0.1)
+    torch.library.opcheck(torch.ops.gemmtune.grouped_mm.default, (x.detach(), w.detach(), offs))
+
+
+def test_what_is_refused() -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    for given, text in (
+        ((x[:, :8], w, offs), "x is [6, 8]"),
+        ((x.half(), w, offs), "of one type"),
+        ((x, w, offs.long()), "of torch.int32"),
+        ((x, w, offs[:2]), "the groups' ends, [4]"),
+    ):
+        with pytest.raises(GroupError) as caught:
+            grouped_mm(*given)
+        assert text in str(caught.value)
+
+
+def test_rows_of_a_table(table: Table) -> None:
+    """Padded weights serve no call; of two routings the uniform one serves."""
+    found = [of_row(row) for row in table.rows]
+    assert found.count(None) == 1
+    with gemmtune.torch.enable(table):
+        served = current("cpu")
+        assert served is not None
+        rows = served.grouped[E, N, K, torch.bfloat16]
+        assert {m: row.product.routing for m, row in rows.items()} == {6: "uniform", 40: "40,0,0,0"}
+        assert served.left_out == {"no call of torch's is such a product": 1}
+
+
+@pytest.mark.parametrize("routing", ["uniform", "skewed", "5,0,1,0"])
+def test_a_race_has_rows_of_the_routing(routing: str) -> None:
+    made = make(GroupedProduct(6, E, N, K, torch.bfloat16, routing), torch.device("cpu"))
+    assert (int(made.offsets[-1]), made.offsets.dtype, made.a.shape) == (6, torch.int32, (6, K))
+    if routing == "5,0,1,0":
+        assert made.offsets.tolist() == [5, 5, 6, 6]
+
+
+def test_a_recording_writes_problems_to_tune() -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    with gemmtune.torch.record(device_type="cpu") as recording:
+        grouped_mm(x, w, offs)
+    problem = from_linear(6, N, K, "bf16", groups=E)
+    from backends.wire import problem_from_wire
+
+    found = recording.problems()
+    assert [problem_from_wire({k: v for k, v in one.items() if k != "count"}) for one in found] == [problem]

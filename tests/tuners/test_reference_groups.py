@@ -1,0 +1,159 @@
+"""Grouped products in the cases, the reference and the verifier, on the host and by a device's own kernels;
+and the CPU's loops over groups."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cpu.backend import CpuBackend
+from backends.dtypes import DTYPES, to_host
+from backends.gpu.device_reference import GpuReference
+from backends.grouping import NO_ROUTING, counts_of, ends_of, spans_of
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem, from_linear
+from backends.protocol import Device
+from tests.backends.gpu.null_device import emulated
+from tuners.inputs import DISTRIBUTIONS, Case, cases, fixed_operand, host_inputs, screening_cases
+from tuners.measure import OperandSets
+from tuners.policy import MeasurementPolicy
+from tuners.reference import error_bound, make_reference
+from tuners.verify import Verifier, compare
+
+PROBLEM = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1])
+
+
+def computed(p: GemmProblem, inputs: Any, shift: int = 0) -> Any:
+    """The product in single precision; `shift`: by the weights of another group."""
+    out = np.zeros((1, p.n, p.m), np.float32)
+    for group, start, end in spans_of(p):
+        weights = inputs["a"][(group + shift) % p.groups].astype(np.float32)
+        out[0, start:end] = inputs["b"][0, start:end].astype(np.float32) @ weights.T
+    return to_host(out, DTYPES[p.dtype_d])
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4])
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_what_kernels_compute_is_right(kind: str, distribution: str) -> None:
+    problem = from_linear(61, 40, 72, kind, groups=5, routing="skewed")
+    reference, inputs = make_reference(Case(problem, 3, distribution, "exact"))
+    assert compare(reference, computed(problem, inputs)).wrong == ""
+
+
+def test_a_mistake_shows() -> None:
+    reference, inputs = make_reference(Case(PROBLEM, 3, "normal", "exact"))
+    assert "elements are off" in compare(reference, computed(PROBLEM, inputs, shift=1)).wrong
+    one_row = computed(PROBLEM, inputs)
+    one_row[0, 60] = computed(PROBLEM, inputs, shift=1)[0, 60]
+    assert "of 2440 elements are off" in compare(reference, one_row).wrong
+
+
+def test_cases_have_groups_without_rows_and_one_with_all() -> None:
+    problem = from_linear(4096, 1536, 2048, "bf16", groups=128)
+    found = cases(problem, 2, 0)
+    assert {case.name for case in found} == {
+        "ragged", "ragged, aligned", "one group", "one group, aligned", "exact",
+    }  # fmt: skip
+    assert screening_cases(problem, 0, every=False) == cases(problem, 1, 0)
+    for case in found:
+        counts = counts_of(case.problem)
+        assert len(counts) == 128, "a kernel may be compiled for so many groups"
+        if case.name != "exact":
+            assert case.problem.n * 2 * case.problem.m * case.problem.k < 1e8
+            assert int((counts == 0).sum()) > 64
+        if case.name.startswith("one group"):
+            assert sorted(counts.tolist())[-2:] == [0, case.problem.n]
+    aligned = next(case.problem for case in found if case.name == "ragged, aligned")
+    assert (aligned.k, aligned.lda % 8, aligned.ldb % 8, aligned.stride_a % 8) == (2048, 0, 0, 0)
+
+
+def test_offsets_are_what_the_problem_says() -> None:
+    assert host_inputs(PROBLEM, 3, "normal")["offsets"].tolist() == [[[0, 31, 31, 60, 61]]]
+    assert fixed_operand("a", PROBLEM) is None
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    return CpuBackend().open(0, BinaryCache(tmp_path_factory.mktemp("cpu")))
+
+
+@pytest.mark.parametrize("name", ["torch-grouped", "numpy-grouped"])
+def test_loops_of_the_cpu_are_right(name: str, cpu: Device) -> None:
+    if name == "torch-grouped":
+        pytest.importorskip("torch")
+    family = CpuBackend().families()[name]
+    for problem in (PROBLEM, from_linear(9, 24, 40, "fp16", groups=3, routing="skewed", ldb=48, lda=56)):
+        solution = next(iter(family.solutions(problem, cpu.environment)))
+        for case in cases(problem, 1, 0):
+            kernel = cpu.load(case.problem, solution, None)
+            assert Verifier(cpu).check(kernel, case).wrong == "", case.name
+
+
+@pytest.mark.parametrize("name", ["torch-grouped", "numpy-grouped"])
+def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
+    """Of one kernel that is bound once."""
+    if name == "torch-grouped":
+        pytest.importorskip("torch")
+    family = CpuBackend().families()[name]
+    kernel = cpu.load(PROBLEM, next(iter(family.solutions(PROBLEM, cpu.environment))), None)
+    inputs, buffers = host_inputs(PROBLEM, 3, "normal"), {}
+    for operand, layout in layouts(PROBLEM).items():
+        buffers[operand] = cpu.allocate(layout.bytes)
+        if operand in inputs:
+            stored = np.zeros(layout.elements, layout.dtype.storage)
+            layout.view(stored)[...] = inputs[operand]
+            buffers[operand].upload(stored.view(np.uint8))
+    workspace = cpu.allocate(max(1, kernel.workspace_bytes))
+    at = {operand: buffer.address for operand, buffer in buffers.items()}
+    launch = kernel.bind(Operands.at(at, PROBLEM.scalars), workspace.address)
+    kernel.prepare()
+    for counts in ([0, 31, 0, 29, 1], [61, 0, 0, 0, 0], [10, 10, 10, 10, 21]):
+        other = from_linear(61, 40, 72, "bf16", groups=5, routing=counts)
+        buffers["offsets"].upload(ends_of(other).view(np.uint8))
+        launch()
+        layout = layouts(other)["d"]
+        out = layout.view(buffers["d"].download(0, layout.bytes).view(layout.dtype.storage))
+        reference, _ = make_reference(Case(other, 3, "normal", "exact"))
+        assert compare(reference, out).wrong == ""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_devices_own_reference_is_the_hosts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    device = emulated(BinaryCache(tmp_path_factory.mktemp("reference")), units=1)
+    problem = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1], lda=80, ldb=88)
+    case = Case(problem, 3, "normal", "exact")
+    expected, inputs = make_reference(case)
+    at = {}
+    for name, layout in layouts(problem).items():
+        buffer = device.allocate(layout.bytes)
+        at[name] = buffer.address
+        if name in inputs:
+            stored = np.zeros(layout.elements, layout.dtype.storage)
+            layout.view(stored)[...] = inputs[name]
+            buffer.upload(stored.view(np.uint8))
+    count = problem.m * problem.n
+    found, allowed = device.allocate(8 * count), device.allocate(4 * count)
+    bound = error_bound(problem, case.distribution)
+    GpuReference(device).compute(
+        problem, Operands.at(at, problem.scalars), bound, found.address, allowed.address
+    )
+    values = found.download(0, 8 * count).view(np.float64).reshape(expected.expected.shape)
+    tolerances = allowed.download(0, 4 * count).view(np.float32).reshape(values.shape)
+    assert np.allclose(values, expected.expected, rtol=1e-12, atol=1e-12)
+    assert np.allclose(tolerances, expected.tolerance, rtol=1e-5)
+    assert problem.routing != NO_ROUTING
+
+
+def test_a_rotation_spans_what_launches_read(cpu: Device) -> None:
+    """Not all weights: the same groups have rows each time."""
+    problem = from_linear(2, 64, 64, "bf16", groups=1000, routing=[2, *[0] * 999])
+    policy = MeasurementPolicy.of("cpu")
+    sets = OperandSets(cpu, problem, policy, 0)
+    try:
+        assert sets.rotation.bytes == sets.rotation.sets * (problem.bytes_read + problem.bytes_written)
+    finally:
+        sets.free()
