@@ -42,10 +42,12 @@ _CAPABILITY, _DEEP = 90, 64
 #: memory bandwidth it reads while others idle. Clocks between two steps of a block, at a tile's end, and of
 #: the launch. They only order the candidates.
 _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 1500.0, 2200.0
+#: Clocks that blocks of a cluster wait for one another, at a step.
+_WAIT = 40.0
 #: The share of what is not the bound that adds to it.
 _BESIDE = 0.1
 #: The most candidates that are listed, in all and of a tile of D.
-_MOST, _MOST_OF_TILE = 64, 3
+_MOST, _MOST_OF_TILE = 72, 3
 #: The allocation unit of shared memory, and the bytes that a block occupies beside what it requests.
 _SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
 #: Columns of a warp's patch.
@@ -138,7 +140,7 @@ class GroupedWgmma(KernelFamily):
         here = min(resident, busiest)
         step = max(bm * bn * _DEEP / _PRODUCTS, (bm + bn / cluster) * LINE_BYTES / _L2_BYTES)
         end = _END + bm * bn * 0.05
-        work = busiest * (steps * (step + _STEP / here) + end / here)
+        work = busiest * (steps * (step + (_STEP + _WAIT * (cluster - 1)) / here) + end / here)
         once = tiles(product, bm, product.n) * min(bm, product.m) * product.k * 2.0  # every weight
         flight = here * (number(values, "stages") - 0.5) * bm * LINE_BYTES / rates.in_flight_bytes
         speed = min(1.0, flight) * (0.9 + 0.1 * min(1.0, flight / 2))

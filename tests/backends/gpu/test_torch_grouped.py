@@ -1,0 +1,62 @@
+"""torch's calls for grouped products: which take a problem, and that what they run is right, on torch for
+CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.environment import Environment
+from backends.gpu.torch_grouped import TorchGrouped, TorchGroupedKernel
+from backends.grouping import ends_of, spans_of
+from backends.problem import GemmProblem, from_linear
+from backends.solution import Solution
+
+CUDA, ROCM = TorchGrouped("CUDA"), TorchGrouped("ROCm")
+BUILD = "2.11.0+cu130"
+HERE = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"torch": BUILD})
+PROBLEM = from_linear(9, 24, 40, "bf16", groups=4, routing=[0, 5, 0, 4])
+
+
+def calls(family: TorchGrouped, problem: GemmProblem, environment: Environment = HERE) -> list[object]:
+    return [one.parameters["call"] for one in family.solutions(problem, environment)]
+
+
+def test_which_calls_take_a_problem() -> None:
+    assert calls(CUDA, PROBLEM) == ["grouped_mm", "loop"]
+    assert calls(ROCM, PROBLEM) == ["loop"]
+    assert calls(CUDA, from_linear(9, 24, 40, "bf16")) == []
+    assert calls(CUDA, replace(PROBLEM, dtype_a="fp16", dtype_b="fp16", dtype_c="fp16", dtype_d="fp16")) == [
+        "loop"
+    ]
+    assert calls(CUDA, from_linear(9, 24, 40, "bf16", groups=4, dtype_d="fp32")) == []
+    for k, other in ((41, {}), (40, {"ldb": 44}), (40, {"lda": 41}), (40, {"alignment": 8})):
+        assert calls(CUDA, from_linear(9, 24, k, "bf16", groups=4, **other)) == ["loop"]
+    assert calls(CUDA, PROBLEM, replace(HERE, arch="sm_89")) == ["loop"], "it would copy the ends to the host"
+    assert calls(CUDA, PROBLEM, replace(HERE, libraries={"torch": "2.7.1+cu126"})) == ["loop"]
+
+
+def test_what_is_illegal() -> None:
+    def rule(parameters: dict[str, Any], build: str | None = BUILD) -> str:
+        return str(CUDA.illegal(PROBLEM, Solution("torch-grouped", 1, parameters, build), HERE))
+
+    assert "one of grouped_mm, loop" in rule({"call": "bmm"})
+    assert "one of grouped_mm, loop" in rule({"call": "loop", "more": 1})
+    assert "means nothing to" in rule({"call": "loop"}, "2.9")
+    assert CUDA.illegal(PROBLEM, Solution("torch-grouped", 1, {"call": "loop"}, BUILD), HERE) is None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("call", ["grouped_mm", "loop"])
+def test_what_they_run_is_right(call: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = torch.randn(9, 40).bfloat16(), torch.randn(4, 24, 40).bfloat16()
+    d, ends = torch.full((9, 24), float("nan")).bfloat16(), torch.from_numpy(np.array(ends_of(PROBLEM)))
+    kernel = TorchGroupedKernel(PROBLEM, call, None)  # type: ignore[arg-type]  # the device is not asked
+    for step in kernel._steps(torch, x, w.mT, d, ends):
+        step()
+    for group, start, end in spans_of(PROBLEM):
+        assert torch.allclose(d[start:end], x[start:end] @ w[group].t(), rtol=0.02, atol=0.05)

@@ -1,0 +1,49 @@
+"""The list of grouped products, and what is made of their times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.grouped import LAYERS, MODELS, TOKENS, Case, cases, ratios, summary
+
+
+def test_every_product_of_a_layer_once_with_few_tokens_first() -> None:
+    found = list(cases(tuple(MODELS), TOKENS, ("uniform", "skewed")))
+    assert len(found) == len(set(found)) == len(MODELS) * len(LAYERS) * len(TOKENS) * 2
+    assert [one.tokens for one in found] == sorted(one.tokens for one in found)
+    sizes = {(one.model, one.layer): (one.problem.m, one.problem.k, one.problem.groups) for one in found}
+    assert sizes["mixtral-8x7b", "gate_up"] == (28672, 4096, 8)
+    assert sizes["deepseek-v3", "down"] == (7168, 2048, 256)
+    assert sizes["qwen3-30b-a3b", "gate_up"] == (1536, 2048, 128)
+
+
+def test_a_row_says_how_rows_are_distributed() -> None:
+    words = Case("qwen3-30b-a3b", "down", 1, "skewed").words()
+    assert (words["m"], words["n"], words["k"]) == (8, 2048, 768)
+    assert (words["active"], words["most_rows"]) == (8, 1)
+
+
+def test_ratios_are_over_the_best_of_torchs_calls() -> None:
+    found: dict[str, Any] = {
+        "best_us": 10.0, "grouped_mm_us": 20.0, "loop_us": 15.0, "default_us": 22.0, "reading_us": 9.0,
+        "bound_us": 9.5, "defaults": {"grouped_mm": 22.0, "loop": 14.0},
+    }  # fmt: skip
+    assert ratios(found) == {
+        "torch_us": 15.0, "over_torch": 1.5, "over_default": 2.2, "over_defaults": 1.4,
+        "share_of_reading": 0.9, "share_of_bound": 0.95,
+    }  # fmt: skip
+    failed = ratios({"error": "no default"})
+    assert set(failed.values()) == {None}
+
+
+def test_means_of_models_and_tokens() -> None:
+    rows = [
+        {"model": "mixtral-8x7b", "tokens": tokens, "best_us": 1.0, "over_torch": ratio}
+        for tokens, ratio in ((1, 2.0), (8, 8.0))
+    ]
+    found = {one["tokens"]: one for one in summary([*rows, {**rows[0], "best_us": None}])}
+    assert (found[None]["least_over_torch"], found[None]["rows"]) == (2.0, 2)
+    assert found[None]["over_torch"] == pytest.approx(4.0)
+    assert found[8]["over_torch"] == pytest.approx(8.0)
