@@ -66,8 +66,8 @@ class ScaledArgs(GemmArgs):
 
     _fields_ = (
         ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p), ("scale_d", ctypes.c_void_p),
-        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
         ("scale_row", ctypes.c_int), ("scale_column", ctypes.c_int),
+        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
     )  # fmt: skip
 
     @classmethod

@@ -17,8 +17,8 @@ namespace gemmtune {
 // (backends/kernels/matrix_core_tile.py: ScaledArgs)
 struct ScaledArgs : GemmArgs {
     const float *scale_a, *scale_b, *scale_d;
-    i64 scale_a_bytes, scale_b_bytes;  // of all scales
     int scale_row, scale_column;       // from a row's (column's) scale to the next one's: 1, or 0 for one scale
+    i64 scale_a_bytes, scale_b_bytes;  // of all scales
 };
 
 // Types of A, B, C, D and the bias.
@@ -49,6 +49,7 @@ struct MatrixFinish {
     using C = typename TYPES::C;
     using D = typename TYPES::D;
     using Bias = typename TYPES::Bias;
+    static constexpr bool plain = false;  // whether the epilogue is alpha times the sum: not distinguished
     static constexpr bool kIntegers = kInteger<C> && kInteger<D> && kInteger<Bias>;
 
     const ScaledArgs& args;

@@ -89,7 +89,7 @@ struct TileWgmma {
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         Sum* const patch = reinterpret_cast<Sum*>(shared);
         Sum sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
-        if (!copies) multiply_tiles(args, shared, *place, begin, tiles, full, empty, sum);
+        if (!copies) multiply_tiles(args, shared, place, begin, tiles, full, empty, sum);
         else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
@@ -172,15 +172,13 @@ private:
 
     // Whether others read the place of the tile in D is known when the first tile has arrived: the producer has stored
     // it before.
-    static GEMMTUNE_DEVICE void multiply_tiles(const Product& args, char* shared, const Place& place, int begin,
+    static GEMMTUNE_DEVICE void multiply_tiles(const Product& args, char* shared, const Place* place, int begin,
                                                int tiles, Barrier* full, Barrier* empty, Sum (&sum)[BN / 2]) {
         const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
         const u64 first_b = shared_matrix(shared + kBytesA);
-        Sum part[SUMS == kPlain ? 1 : BN / 2];  // of one tile
+        Part part;
         GEMMTUNE_UNROLL
         for (Sum& one : sum) one = 0;
-        GEMMTUNE_UNROLL
-        for (Sum& one : part) one = 0;
         Ring ring(kFilled);
         int last = 0;
         GEMMTUNE_ROLL
@@ -192,7 +190,7 @@ private:
             for (int step = 0; step < kSteps; ++step) {
                 const u64 a = first_a + on + step * kMatrixStep, b = first_b + on + step * kMatrixStep;
                 if constexpr (SUMS == kPlain) multiply_step(sum, a, b, true);
-                else multiply_step(part, a, b, step > 0);
+                else multiply_step(part.sum, a, b, step > 0);
             }
             end_products();
             if constexpr (SUMS == kPlain) {
@@ -202,16 +200,26 @@ private:
                 if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
                 last = ring.stage;
             } else {
-                const Scales scales(args, place, begin + tile);  // loaded while the products are computed
-                wait_products<0>(), settle(part);
+                const Scales scales(args, *place, begin + tile);  // loaded while the products are computed
+                wait_products<0>(), settle(part.sum);
                 if (tile + STAGES < tiles) release(&empty[ring.stage]);
                 GEMMTUNE_UNROLL
-                for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part[at];
+                for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part.sum[at];
             }
             ring.advance();
         }
         wait_products<0>();
     }
+    // The sums of one tile, where they are added apart.
+    struct Part {
+        Sum sum[SUMS == kPlain ? 1 : BN / 2];
+        GEMMTUNE_DEVICE Part() {
+            if constexpr (SUMS != kPlain) {
+                GEMMTUNE_UNROLL
+                for (Sum& one : sum) one = 0;
+            }
+        }
+    };
     static GEMMTUNE_DEVICE void multiply_step(Sum (&sum)[BN / 2], u64 a, u64 b, bool add) {
         if constexpr (Of::kBytes) multiply_bytes<T, typename Of::B, BN>(sum, a, b, add);
         else multiply<T, BN>(sum, a, b);
@@ -297,12 +305,10 @@ private:
         if constexpr (SUMS == kScaled) here.scale_a = here.scale_b = nullptr;  // they are in the sums
         const int columns = here.columns < BN ? here.columns : BN;
         const int row = static_cast<int>(thread_index()) % kFours * 4;
-        if constexpr (!Of::kBytes) {
-            if (!here.fours && here.plain) return store_lines<true>(here, columns, slice, patch);
-            if (here.fours && here.plain && row + 4 <= here.rows)
-                return store_fours<true>(here, row, columns, slice, patch);
-        }
-        if (!here.fours) store_lines<false>(here, columns, slice, patch);
+        constexpr bool kPlainly = !Of::kBytes;  // MatrixFinish has no path of its own for plain epilogues
+        if (!here.fours && here.plain) store_lines<kPlainly>(here, columns, slice, patch);
+        else if (!here.fours) store_lines<false>(here, columns, slice, patch);
+        else if (here.plain && row + 4 <= here.rows) store_fours<kPlainly>(here, row, columns, slice, patch);
         else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
     }
     static constexpr int kFours = BM / 4;  // threads along a column

@@ -99,16 +99,16 @@ BLOCKED = linear(40, 200, 528, "fp8_e4m3", **BLOCKS)
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "a tile's sums that stay": (
-        "families/tile_wgmma.h", "multiply_step(part, a, b, step > 0);",
-        "multiply_step(part, a, b, true);",
+        "families/tile_wgmma.h", "multiply_step(part.sum, a, b, step > 0);",
+        "multiply_step(part.sum, a, b, true);",
         linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "sums before they are there": (
-        "families/tile_wgmma.h", "wait_products<0>(), settle(part);", "settle(part);",
+        "families/tile_wgmma.h", "wait_products<0>(), settle(part.sum);", "settle(part.sum);",
         linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "scales of the first tile": (
-        "families/tile_wgmma.h", "scales(args, place, begin + tile);", "scales(args, place, begin);", BLOCKED,
+        "families/tile_wgmma.h", "scales(args, *place, begin + tile);", "scales(args, *place, begin);", BLOCKED,
     ),
     "scales of the first rows": (
         "families/tile_wgmma.h", "row / 128 * groups + block", "block", BLOCKED,
