@@ -108,7 +108,8 @@ MISTAKES = {
         linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "scales of the first tile": (
-        "families/tile_wgmma.h", "scales(args, *place, begin + tile);", "scales(args, *place, begin);", BLOCKED,
+        "families/tile_wgmma.h", "scales(args, *place, begin + tile);", "scales(args, *place, begin);",
+        BLOCKED,
     ),
     "scales of the first rows": (
         "families/tile_wgmma.h", "row / 128 * groups + block", "block", BLOCKED,
