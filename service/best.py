@@ -309,7 +309,7 @@ class _Search:
         here = _logarithms(p.m, p.n, p.k, p.batch)
         return {
             row.problem_id: Place(
-                dist(here, _logarithms(row.m, row.n, row.k, row.batch)), (row.m, row.k) == (p.m, p.k)
+                dist(here, _logarithms(row.m, row.n, row.k, row.batch)), (row.m, row.k) == (p.m, p.k), p.n
             )
             for row in rows
             if row.problem_id != p.id
