@@ -1,4 +1,4 @@
-"""benchmarks/client_operators.py: the problems that it prints are those that the client's operators look up."""
+"""benchmarks/client_operators.py: it prints the problems that the client's operators look up."""
 
 from __future__ import annotations
 
