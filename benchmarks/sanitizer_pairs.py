@@ -77,6 +77,17 @@ QUANTISED = tuple(
     ))
     for m, k, dtype_a, more in ((1, 384, "bf16", {}), (7, 1152, "fp16", {"bias": "fp16"}), (8, 256, "bf16", {"beta": 1.0}))
 )  # fmt: skip
+#: 8-bit operands with scales: few columns and many, k of no whole chunk, every kind of scale.
+BYTES = tuple(
+    from_linear(m, n, k, kind, dtype_d=out, scale_a=of_a, scale_b=of_b, **more)
+    for kind, of_a, of_b in (
+        ("int8", "outer", "outer"), ("int8", "tensor", "outer"), ("fp8_e4m3", "outer", "outer"),
+        ("fp8_e4m3", "tensor", "tensor"), ("fp8_e4m3", "block_1x128", "block_128x128"),
+    )
+    for m, n, k, out, more in (
+        (1, 72, 272, "bf16", {}), (7, 200, 1152, "bf16", {"bias": "bf16"}), (33, 136, 2064, "fp16", {}),
+    )
+)  # fmt: skip
 #: Grouped products: groups without rows, rows of one group alone, sizes that are no multiple of a tile.
 GROUPED = tuple(
     from_linear(m, n, k, dtype, groups=groups, routing=routing, **more)
@@ -118,7 +129,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    mine = [problem for problem in (*PROBLEMS, *QUANTISED, *GROUPED) if family.supports(problem)]
+    mine = [problem for problem in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED) if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
         return [(each, one) for each in problems for one in islice(family.solutions(each, environment), 1)]

@@ -26,6 +26,7 @@ from backends.solution import Solution
 from benchmarks import sanitizer, sanitizer_pairs
 from benchmarks.sanitizer import command, heard, judged, located, main, parser
 from benchmarks.sanitizer_pairs import (
+    BYTES,
     FAMILIES,
     GROUPED,
     LARGE,
@@ -67,9 +68,10 @@ def test_problems_are_of_every_kind() -> None:
     assert len(set(PROBLEMS)) == len(PROBLEMS)
     for name in FAMILIES:
         least = 3 if isinstance(GPU_FAMILIES[name], FrameworkFamily) else 15
-        assert sum(GPU_FAMILIES[name].supports(one) for one in (*PROBLEMS, *QUANTISED, *GROUPED)) >= least, (
-            name
-        )
+        assert (
+            sum(GPU_FAMILIES[name].supports(one) for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED))
+            >= least
+        ), name
 
 
 @pytest.mark.parametrize("name", ["gemv", "tile-mma", "tile-wgmma", "naive"])

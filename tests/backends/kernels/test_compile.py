@@ -56,6 +56,9 @@ BYTES = (
     from_linear(40, 4096, 4096, "fp8_e4m3"),
     from_linear(4, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
 )
+#: Of groups.
+GROUPED = from_linear(64, 1536, 2048, "bf16", groups=8, routing="uniform")
+GROUPED_FAMILIES = ("grouped-wgmma", "grouped-ring", "grouped-tile")
 
 
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
@@ -112,6 +115,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
+        **dict.fromkeys(GROUPED_FAMILIES, (GROUPED,)),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
@@ -219,7 +223,8 @@ def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
-            legal = (one for one in problems if legal_values(family, one, H200, 1))
+            of = (GROUPED,) if name in GROUPED_FAMILIES else problems
+            legal = (one for one in of if legal_values(family, one, H200, 1))
             yield name, next(legal, SAMPLED[3]), {}
 
 
