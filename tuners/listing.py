@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
@@ -102,6 +103,8 @@ class ListingPool:
                     found[name] = future.result()
                 except CancelledError as error:
                     raise DeviceError("the tuning was stopped") from error
+                except BrokenProcessPool as error:  # it was closed, or cannot start processes
+                    raise DeviceLost(f"the processes that list candidates ended: {error}") from error
                 except ProcessExpired as error:  # killed, by a lack of memory or by somebody
                     _log.warning("a process that lists candidates died while it listed %s: %s", name, error)
                     found |= listed([name], problem, self._here, environment, max_workspace_bytes)

@@ -96,6 +96,7 @@ def test_where_small_products_have_no_likeliest_large_ones_have() -> None:
 
 def test_of_tritons_only_what_shared_memory_may_hold_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer_pairs, "PROBLEMS", (from_mm(133, 75, 259, "bf16"),))
+    monkeypatch.setattr(sanitizer_pairs, "BYTES", ())
     here = replace(H200, libraries={"triton": "3.6.0"})
     found = sampled("triton-gemm", here, 12, 0)
     assert len(found) == 13
