@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from backends.errors import MissingExtra
-from service.formats.gemmtune.csv_table import cell
+from service.formats.gemmtune.csv_cells import cell
 from service.measured import COLUMNS, MEASUREMENT_COLUMNS, ROWS, SESSION_COLUMNS, SOLUTION_COLUMNS, Part
 
 #: Least bytes of a piece of a text.

@@ -87,8 +87,8 @@ class CpuBackend:
         loop of those calls. For quantised weights, dequantising + gemm + downcast in numpy. Raises
         UnsupportedProblem."""
         found = []
-        for name, family, kinds in _BASELINES:
-            if problem.dtype_a in kinds and _missing(family, problem, environment) is None:
+        for name, family in _looked_for(problem):
+            if _missing(family, problem, environment) is None:
                 first = next(iter(family.solutions(problem, environment)))
                 found.append(Baseline(name, first, framework=isinstance(family, TorchMatmul | TorchGrouped)))
         if not found:
@@ -100,11 +100,7 @@ class CpuBackend:
 
     def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
         """See ExplainsBaselines."""
-        found = [
-            (name, _missing(family, problem, environment))
-            for name, family, kinds in _BASELINES
-            if problem.dtype_a in kinds
-        ]
+        found = [(name, _missing(family, problem, environment)) for name, family in _looked_for(problem)]
         return [AbsentBaseline(name, reason) for name, reason in found if reason is not None]
 
     def user_family(self, kernel: UserKernel) -> Family:
@@ -139,6 +135,15 @@ _BASELINES: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     ("torch", TorchMatmul(), _SHORT),
     ("numpy upcast", OpenBlasUpcast(), _SHORT),
     ("numpy dequantise", DequantiseMatmul(), WEIGHT_TYPES),
+)
+#: Of grouped products.
+_GROUPED: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     ("torch, a loop over groups", TorchGrouped(), ("fp16", "bf16")),
     ("numpy upcast, a loop over groups", NumpyGrouped(), ("fp16", "bf16")),
 )
+
+
+def _looked_for(problem: GemmProblem) -> list[tuple[str, Family]]:
+    """Names and families of the defaults for the problem's type, in order."""
+    rows = _GROUPED if problem.groups else _BASELINES
+    return [(name, family) for name, family, kinds in rows if problem.dtype_a in kinds]

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from backends.environment import DeviceClass, Environment
+from backends.environment import DeviceClass
 from backends.errors import InvalidProblem, ReadError
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -40,7 +40,7 @@ from service.formats.core.base import (
 )
 from service.formats.core.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 from service.formats.core.json_text import BadJsonError, decode
-from service.formats.core.row_text import Texts, dumps, problem_text, unwritten
+from service.formats.core.row_text import problem_text, unwritten
 from service.formats.core.row_values import (
     BadRowError,
     judgement_from,
@@ -49,7 +49,7 @@ from service.formats.core.row_values import (
     solution_from,
     speedup_from,
 )
-from tuners.policy import MeasurementPolicy
+from service.formats.gemmtune.csv_cells import FORMULAS, ResultCells, problem_cells
 
 _SIZES = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "alignment")
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
@@ -70,7 +70,6 @@ RESULT_COLUMNS = (
 )  # fmt: skip
 _KNOWN = frozenset((*PROBLEM_COLUMNS, *RESULT_COLUMNS, "dtype_a", "epilogue", "scaling", "layout"))
 _NEEDED = ("m", "n", "k")
-_FORMULAS = tuple("=+-@'")
 _WHOLE = re.compile("-?[0-9]{1,20}")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
 _SOLUTION = (
@@ -316,7 +315,7 @@ def _bool(text: str) -> str | bool:
 
 
 def _unguarded(text: str) -> str:
-    return text[1:] if text[:1] == "'" and text[1:2] in _FORMULAS else text
+    return text[1:] if text[:1] == "'" and text[1:2] in FORMULAS else text
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -324,7 +323,7 @@ def _unguarded(text: str) -> str:
 
 def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: ExportReport) -> Iterator[str]:
     held = [",".join((*PROBLEM_COLUMNS, *RESULT_COLUMNS))]
-    cells = _ResultCells()
+    cells = ResultCells()
     for row in rows:
         fault = unwritten(row, workspace_limit)
         if fault is None and row.problem.zero_a != "none":
@@ -334,69 +333,10 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
         if fault is not None:
             report.omit(fault, row.problem)
             continue
-        held.append(f"{_problem_cells(row.problem)},{cells.of(row)}")
+        held.append(f"{problem_cells(row.problem)},{cells.of(row)}")
         report.wrote(Gain.of(row))
         if report.written % _LINES == 0:
             yield "\n".join(held) + "\n"
             held = []
     if held:
         yield "\n".join(held) + "\n"
-
-
-def _problem_cells(p: GemmProblem) -> str:
-    """The column-major problem as its row-major twin, in the order of PROBLEM_COLUMNS. Cells are numbers and
-    names, so none needs quotes; None is an empty cell."""
-    alpha, beta = p.scalars
-    axis = "" if p.bias_axis is None else "n" if p.bias_axis == "m" else "m"
-    scaling = ",".join(scale or "" for scale in (p.scale_b, p.scale_a, p.scale_d, p.scale_dtype))
-    return (
-        f"{p.n},{p.m},{p.k},{p.dtype_b},{p.batch},{p.trans_b},{p.trans_a},{p.ldb},{p.lda},{p.ldc},{p.ldd},"
-        f"{p.stride_b},{p.stride_a},{p.stride_c},{p.stride_d},"
-        f"{p.dtype_a},{p.dtype_c},{p.dtype_d},{p.compute},{alpha},{beta},"
-        f"{p.activation},{p.bias or ''},{axis},{scaling},{p.alignment},{str(p.fast_accumulation).lower()}"
-    )
-
-
-class _ResultCells:
-    """A row's cells in the order of RESULT_COLUMNS; the cells of values that rows share are made once."""
-
-    def __init__(self) -> None:
-        self._environments: Texts[Environment] = Texts(lambda e: f"{cell(str(e.device_class))},{cell(e.id)}")
-        self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: cell(policy.id))
-        self._solutions: Texts[Solution] = Texts(_solution_cells)
-        self._baselines: Texts[Solution] = Texts(lambda solution: cell(solution.id))
-
-    def of(self, row: ExportRow) -> str:
-        """The cells of a row."""
-        low, mid, high = map(_figure, row.speedup or (None, None, None))
-        baseline = "" if row.baseline is None else self._baselines.of(row.baseline)
-        return (
-            f"{row.count},{cell(problem_text(row.problem)[0])},{self._environments.of(row.environment)},"
-            f"{self._policies.of(row.policy)},{self._solutions.of(row.solution)},"
-            f"{baseline},{cell(row.baseline_name)},{row.judgement},"
-            f"{_figure(row.seconds)},{_figure(row.baseline_seconds)},{low},{mid},{high},{row.rounds},"
-            f"{cell(row.session or '')},{cell(row.decided_at or '')},{row.provenance},{cell(row.source)}"
-        )
-
-
-def _figure(value: float | None) -> float | str:
-    return "" if value is None else value
-
-
-def _solution_cells(solution: Solution) -> str:
-    """The cells from `solution` to `deterministic`. Parameters are JSON, whose brace starts no formula."""
-    deterministic = "" if solution.deterministic is None else str(solution.deterministic).lower()
-    texts = (solution.family, str(solution.version), dumps(dict(solution.parameters)), solution.build or "")
-    cells = (*texts, solution.id, str(solution.workspace_bytes), deterministic)
-    return ",".join(map(cell, cells))
-
-
-def cell(text: str) -> str:
-    """A text as a cell: no formula, no line break, quoted where necessary."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " for c in text)
-    if text[:1] in _FORMULAS:
-        text = f"'{text}"
-    if "," in text or '"' in text:
-        text = '"' + text.replace('"', '""') + '"'
-    return text
