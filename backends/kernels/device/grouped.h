@@ -63,7 +63,8 @@ private:
         GEMMTUNE_UNROLL
         for (int i = 0; i < kEach; ++i) {
             const int group = i * 32 + lane;
-            loaded[i] = group < args.groups ? args.ends[group] : 0;
+            const int end = group < args.groups ? args.ends[group] : 0, all = static_cast<int>(args.gemm.n);
+            loaded[i] = end < 0 ? 0 : end > all ? all : end;  // no end leads out of the operands
         }
         GEMMTUNE_UNROLL
         for (int i = 0; i < kEach; ++i) ends[i * 32 + lane] = loaded[i];

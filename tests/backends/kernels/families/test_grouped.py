@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from backends.cache import BinaryCache
@@ -18,6 +19,7 @@ from backends.toolchains.toolchain import CompileUnit
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.matrix_cores import wrong_of
 from tests.backends.kernels.samples import SM_90, legal_values
+from tuners import inputs
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
@@ -81,6 +83,20 @@ def test_clusters_share_columns(rows: int, tmp_path: Path) -> None:
 
 
 CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": {**WGMMA, "cluster": 2}}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_ends_that_lead_out_of_the_operands_are_clamped(
+    family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only the device knows the ends: those below 0 and beyond the rows count as 0 and as the last row."""
+    problem = from_linear(60, 72, 264, "bf16", groups=4, routing=[0, 41, 19, 0])
+    wrong = np.array([-7, 41, 2**31 - 1, 61], np.int32)
+    monkeypatch.setattr(inputs, "ends_of", lambda _: wrong)
+    (one,) = build([FAMILIES[family].config(problem, CHOSEN[family], SM_90)], tmp_path, 32)
+    assert wrong_of(one, problem) == ""
+
+
 #: What is mistaken -> the family, the header, its text, and what stands there instead.
 MISTAKES = {
     "columns of the first group": (
