@@ -18,13 +18,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from backends.grouping import counts_of
 from backends.problem import GemmProblem, from_linear
 from backends.registry import find_device
 from backends.wire import problem_to_wire
+from benchmarks.graph_time import graph_us
 from benchmarks.report import write
 
 EXPERTS, CHOSEN, HIDDEN, INTERMEDIATE = 128, 8, 2048, 768
@@ -32,8 +32,8 @@ TOKENS = (8, 64, 512)
 #: n, k of y[8, n] = x[8, k] w[n, k]^T.
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 ROWS = 8
-#: Copies of a layer's weights that calls take in turns, so that they are cold; replays of a graph.
-COPIES, REPLAYS = 3, 15
+#: Copies of a layer's weights that calls take in turns, so that they are cold.
+COPIES = 3
 
 
 def grouped_problems() -> Iterator[tuple[str, int, GemmProblem]]:
@@ -48,26 +48,6 @@ def scaled_problems() -> Iterator[GemmProblem]:
     for kind in ("fp8_e4m3", "int8"):
         for n, k in LAYERS:
             yield from_linear(ROWS, n, k, kind, dtype_d="bf16", scale_a="outer", scale_b="outer")
-
-
-def graph_us(torch: Any, calls: Sequence[Callable[[], Any]]) -> float:
-    """Microseconds of a call: the calls in one graph, the median of its replays."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(REPLAYS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 1e3 / len(calls))
-    return float(median(times))
 
 
 def compared(

@@ -32,6 +32,7 @@ from backends.grouping import NAMED, active_groups, counts_of, ends_of, spans_of
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
+from benchmarks.graph_time import graph_us
 from benchmarks.lowbit import screened
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
@@ -48,9 +49,7 @@ TOKENS = (1, 8, 64, 512, 4096)
 #: The share of the device's memory that weights may take: all of DeepSeek-V3's, three times.
 _MEMORY = 0.9
 #: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
-_WALKED, _MOST_CALLS, _REPEATS = 2**28, 16, 15
-#: Seconds of a graph that is replayed three times only.
-_SLOW = 0.05
+_WALKED, _MOST_CALLS = 2**28, 16
 
 
 @dataclass(frozen=True)
@@ -128,27 +127,7 @@ def _graph_us(torch: Any, device: Any, p: GemmProblem, of: Any) -> float:
     weights = [
         torch.empty(p.groups, p.m, p.k, device=device, dtype=torch.bfloat16).normal_() for _ in range(count)
     ]
-    calls = [of(torch, p, x, w, out) for w in weights]
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    begin = time.monotonic()
-    graph.replay()
-    torch.cuda.synchronize(device)
-    slow = time.monotonic() - begin > _SLOW
-    times = []
-    for _ in range(3 if slow else _REPEATS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 1e3 / len(calls))
-    return float(median(times))
+    return graph_us(torch, [of(torch, p, x, w, out) for w in weights])
 
 
 # ---- ours ----------------------------------------------------------------------------------------

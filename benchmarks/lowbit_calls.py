@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 from typing import Any, Protocol
 
 from benchmarks.cuda_tuned import say
+from benchmarks.graph_time import graph_us
 
 #: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
-_WALKED, _MOST_CALLS, _REPEATS = 2**28, 32, 15
-#: Seconds of a graph that is replayed three times only.
-_SLOW = 0.05
+_WALKED, _MOST_CALLS = 2**28, 32
 #: The fewest rows that torch._int_mm takes.
 _LEAST_ROWS = 17
 #: Elements of a block of scales.
@@ -151,24 +148,4 @@ _CALLS: Mapping[str, Mapping[str, Call]] = {
 
 def _graph_us(torch: Any, device: Any, of: tuple[int, Make]) -> float:
     size, make = of
-    calls = [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))]
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    begin = time.monotonic()
-    graph.replay()
-    torch.cuda.synchronize(device)
-    slow = time.monotonic() - begin > _SLOW
-    times = []
-    for _ in range(3 if slow else _REPEATS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 1e3 / len(calls))
-    return float(median(times))
+    return graph_us(torch, [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))])
