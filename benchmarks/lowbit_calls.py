@@ -46,7 +46,7 @@ def torch_times(index: int, wanted: Iterable[Product]) -> dict[tuple[str, int, i
         own: dict[str, Any] = {}
         for name, call in {"bf16_us": _bf16, **_CALLS[case.kind]}.items():
             try:
-                own[name] = _graph_us(torch, device, call(torch, device, case))
+                own[name] = _graph_us(torch, call(torch, device, case))
             except Exception as error:  # whatever torch raises: the other rows go on
                 own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
             torch.cuda.empty_cache()
@@ -146,6 +146,6 @@ _CALLS: Mapping[str, Mapping[str, Call]] = {
 }
 
 
-def _graph_us(torch: Any, device: Any, of: tuple[int, Make]) -> float:
+def _graph_us(torch: Any, of: tuple[int, Make]) -> float:
     size, make = of
     return graph_us(torch, [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))])
