@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import shlex
@@ -92,6 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(group):
             if len(group) > _FEW and number % step:
                 item.add_marker(pytest.mark.exhaustive)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests' own objects live to the end: collections of memory need not walk them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
