@@ -161,5 +161,7 @@ def fused_moe(
         at_a += BLOCK_K
         at_b += BLOCK_K
     tl.store(
-        d + rm[:, None] * ldd + rn[None, :], total.to(d.dtype.element_ty), mask=rows[:, None] & (rn < N)[None, :]
+        d + rm[:, None] * ldd + rn[None, :],
+        total.to(d.dtype.element_ty),
+        mask=rows[:, None] & (rn < N)[None, :],
     )

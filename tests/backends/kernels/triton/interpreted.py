@@ -219,10 +219,6 @@ def verify(
     return {"wrong": "", "cases": names}
 
 
-#: Rows behind the operands of run_with_ends(), so that a mistake is seen and does no harm.
-GUARD_ROWS = 512
-
-
 def run_with_ends(
     problem: GemmProblem, solution: Solution, ends: list[int], kernels: SimpleNamespace, here: Environment
 ) -> dict[str, Any]:
@@ -232,12 +228,11 @@ def run_with_ends(
     m, n, k, groups, rng = problem.m, problem.n, problem.k, problem.groups, np.random.default_rng(1)
     kind = TORCH[config.product.pointer_type("d")[1:]]
     rows, weights = (
-        torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32))
-        for shape in ((n + GUARD_ROWS, k), (groups, m, k))
+        torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in ((n, k), (groups, m, k))
     )
     held = {"a": weights.to(kind), "b": rows.to(kind), "offsets": torch.tensor(ends, dtype=torch.int32)}
-    held["d"] = torch.full((n + GUARD_ROWS, m), -7.0, dtype=kind)
-    expected, start = torch.full((n + GUARD_ROWS, m), -7.0), 0
+    held["d"] = torch.full((n, m), -7.0, dtype=kind)
+    expected, start = torch.full((n, m), -7.0), 0
     for group, end in enumerate(min(max(end, 0), n) for end in ends):
         if end > start:
             expected[start:end] = rows[start:end] @ weights[group].T
