@@ -80,8 +80,8 @@ class CudaBackend:
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, then cuBLASLt's first heuristic; for quantised
         weights torch's calls, then dequantising them before its product; for grouped products torch's call
-        for them, then a loop of its plain one, then what vLLM runs by default; for scales of blocks, which neither takes row-major, what vLLM
-        runs by default."""
+        for them, then a loop of its plain one, then what vLLM runs by default; for scales of blocks, which
+        neither takes row-major, what vLLM runs by default."""
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]

@@ -1,9 +1,9 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
 Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "arch": sm_90 or gfx942,
-"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups}; one line comes back for
-each: {"wrong": words or "", "cases": names}. With ends a grouped product is computed once with these in place
-of its own, which may lead out of its rows.
+"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups}; one line comes back
+for each: {"wrong": words or "", "cases": names}. With ends a grouped product is computed once with these in
+place of its own, which may lead out of its rows.
 Needs TRITON_INTERPRET=1 and torch.
 """
 
