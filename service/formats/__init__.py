@@ -49,6 +49,7 @@ from service.formats.vllm.block_fp8 import BlockFp8
 from service.formats.vllm.block_fp8_writer import SglangBlockFp8, VllmBlockFp8
 from service.formats.vllm.fused_moe import FusedMoe
 from service.formats.vllm.fused_moe_writer import SglangMoe, VllmMoe
+from service.formats.vllm.log import VllmLog
 
 __all__ = [
     "FORMATS",
@@ -89,6 +90,7 @@ _READERS: tuple[Format, ...] = (
     RocblasOverride(),
     BlockFp8(),
     FusedMoe(),
+    VllmLog(),
     JournalLines(),
     ModelConfig(),
     JsonLines(),

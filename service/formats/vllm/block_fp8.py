@@ -280,6 +280,12 @@ class _Memory:
         return claim
 
 
+def weight_of(name: str) -> tuple[int, int, str]:
+    """N, K and the 8-bit float of the weight that a file's name is about. Raises UnreadError."""
+    about = _About.of(name)
+    return about.n, about.k, about.dtype
+
+
 def block_problem(m: int, n: int, k: int, dtype: str) -> GemmProblem:
     """x[m,k] times w[n,k] transposed, as vLLM and SGLang call it. Raises InvalidProblem."""
     return from_linear(
