@@ -15,7 +15,7 @@ from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.solution import Solution
 from db.engine import reading
 from service import exports
-from service.formats import ExportRefused, ReadOptions
+from service.formats import ExportRefused, ExportReport, ReadOptions
 from service.formats.core.tar_text import unpack
 from service.formats.vllm.experts import PRODUCTS, ExpertLayer
 from service.imports import import_file
@@ -98,14 +98,14 @@ def test_an_imported_name_knows_the_tokens(engine: Engine) -> None:
 def test_candidates_come_from_the_sessions_of_the_rows(engine: Engine) -> None:
     tune(engine, 8)
     chosen = exports.Selection(HERE.device_class, TuningSettings().policy.id)
-    rows = list(exports.read_rows(engine, chosen, (), exports.ExportReport(), families=("triton-fused-moe",)))
+    rows = list(exports.read_rows(engine, chosen, (), ExportReport(), families=("triton-fused-moe",)))
     assert len(rows) == 2
     for row in rows:
         assert {one.solution for one in row.candidates} == {FEW, MANY, BOTH, FIRST}
         assert row.targets["fused-moe"].judgement == "WIN"
         proven = [one for one in row.candidates if one.proven]
         assert row.solution in [one.solution for one in proven]
-    assert all(row.candidates == () for row in exports.read_rows(engine, chosen, (), exports.ExportReport()))
+    assert all(row.candidates == () for row in exports.read_rows(engine, chosen, (), ExportReport()))
 
 
 def test_other_formats_have_no_use_for_top_k(engine: Engine) -> None:
