@@ -1,4 +1,4 @@
-"""Layers of experts at the command line: what a log or a file does not say comes from options or beside it."""
+"""Layers of experts at the command line: what a file does not say comes from options or from beside it."""
 
 from __future__ import annotations
 
