@@ -40,10 +40,12 @@ _ELSEWHERE = ("visual", "vision_tower", "vision_model", "multi_modal_projector",
 
 @dataclass(frozen=True)
 class Types:
-    """`own` is the model's type; `blocks` is the 8-bit float of block-scaled layers, if there are any."""
+    """`own` is the model's type; `blocks` is the 8-bit float of block-scaled layers, if there are any;
+    `quantised_experts` is the type of routed experts that alone are quantised."""
 
     own: str
     blocks: str | None = None
+    quantised_experts: str = ""
 
     def check(self, linear: Linear, tp: Parallel) -> None:
         """Raises ReadError if sharding or fusing the layer would cut a block of scaled weights."""
@@ -84,7 +86,7 @@ def types_of(document: Fields, text: Fields, architecture: Architecture, asked: 
             raise ReadError(f"dtype {kind} is how no layer of this model is stored; {_ADVICE}")
         return Types(_own(document, text))
     if method == "mxfp4" and "mxfp4" in architecture.quantised and kind is None:
-        return Types(_own(document, text, "bf16"))
+        return Types(_own(document, text, "bf16"), quantised_experts="mxfp4")
     if method != "fp8" or "fp8" not in architecture.quantised:
         raise ReadError(
             f"{quantised.name('quant_method')} {shown(method)} is not supported for {architecture.name}"
