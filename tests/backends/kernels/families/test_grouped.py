@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,17 @@ from tuners.inputs import Case
 from tuners.verify import Verifier
 
 NAMES = ("grouped-ring", "grouped-tile", "grouped-wgmma")
+#: Those that multiply 8-bit floats with scales.
+SCALED = ("grouped-ring", "grouped-wgmma")
+BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
+ROWS: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer"}
+
+
+def fp8(m: int, n: int, k: int, scales: dict[str, Any] = BLOCKS, **more: Any) -> GemmProblem:
+    """A grouped product of 8-bit floats in bf16 unless `dtype_d` says otherwise."""
+    return from_linear(m, n, k, "fp8_e4m3", **scales, **more)
+
+
 #: Rows of the call, n, k of every group's weights.
 SHAPES: dict[str, GemmProblem] = {
     "one row": from_linear(1, 40, 264, "bf16", groups=3),
@@ -34,6 +46,17 @@ SHAPES: dict[str, GemmProblem] = {
     "many groups": from_linear(90, 33, 72, "fp16", groups=40, dtype_d="fp32"),
     "few of k": from_linear(20, 48, 8, "bf16", groups=5),
     "padded rows": from_linear(31, 50, 200, "bf16", groups=4, ldb=216, lda=208, ldd=61),
+    **{f"blocks, {name}": p for name, p in {
+        "one row": fp8(1, 160, 528, groups=3),
+        "two of eight": fp8(2, 130, 1024, groups=8, routing="skewed"),
+        "the last group": fp8(5, 64, 320, groups=4, routing=[0, 0, 0, 5], dtype_d="fp32"),
+        "some without rows": fp8(83, 300, 272, groups=6, routing=[0, 70, 0, 1, 12, 0]),
+        "few of k": fp8(20, 48, 16, groups=5),
+        "padded rows": fp8(31, 50, 400, groups=4, ldb=432, lda=416, ldd=61),
+    }.items()},
+    "rows, two of eight": fp8(2, 130, 1024, ROWS, groups=8, routing="skewed"),
+    "rows, some without rows": fp8(83, 72, 272, ROWS, groups=6, routing=[0, 70, 0, 1, 12, 0], dtype_d="fp16"),
+    "rows, many groups": fp8(90, 33, 144, ROWS, groups=40, dtype_d="fp32"),
 }
 
 
@@ -43,6 +66,9 @@ def test_it_computes_right(name: str, family: str, tmp_path: Path) -> None:
     """Candidates of every kind, copies as late as may be and at once, with few blocks and with one for each
     tile."""
     problem = SHAPES[name]
+    if not FAMILIES[family].supports(problem):
+        assert (family, problem.dtype_a) == ("grouped-tile", "fp8_e4m3")
+        return
     sample = legal_values(FAMILIES[family], problem, H200, 3, len(name))
     assert sample
     found = [FAMILIES[family].config(problem, values, SM_90) for values in sample]
