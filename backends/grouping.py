@@ -11,9 +11,9 @@ call may have any counts of rows, also none for some groups. Rows after the last
 In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the
 n columns of B and of D.
 
-Operands of fp8_e4m3 have scales in fp32. A block of 128 x 128 weights has one, [groups, n/128, k/128], with one
-for 128 elements of a row, [m, k/128] (block_128x128 with block_1x128, what DeepSeek-V3 ships); or every row of
-weights has one, [groups, n], with one for each row of x, [m] (outer).
+Operands of fp8_e4m3 have scales in fp32. A block of 128 x 128 weights has one, [groups, n/128, k/128], and
+128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what DeepSeek-V3 ships); or every row
+of weights has one, [groups, n], and every row of x, [m] (outer).
 
 What a product costs depends on the counts, so a problem states how rows are distributed (`routing`):
 

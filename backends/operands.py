@@ -59,11 +59,11 @@ class Layout:
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
-    are any; offsets of a grouped product, whose A and its scales have a copy for each group (grouping.py). Zero
-    points of quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer` scales are one value
-    per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous dimension is k:
-    [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128], w's [N/128,
-    K/128]; partial blocks count). block_32 has no layout, since no backend supports it yet."""
+    are any; offsets of a grouped product, whose A and its scales have a copy for each group (grouping.py).
+    Zero points of quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer`
+    scales are one value per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous
+    dimension is k: [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128],
+    w's [N/128, K/128]; partial blocks count). block_32 has no layout, since no backend supports it yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies, packing = problem.batch if stride else 1, DTYPES[kind].packing

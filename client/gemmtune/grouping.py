@@ -70,7 +70,7 @@ def check_groups(p: Mapping[str, Any]) -> None:
 def _check_scales(p: Mapping[str, Any]) -> None:
     if (p["scale_a"], p["scale_b"]) not in _SCALES or p["scale_dtype"] != "fp32":
         raise ProblemError(
-            f"grouped products of {_SCALED_TYPE} have fp32 scales of blocks (block_128x128 of the weights with "
+            f"grouped products of {_SCALED_TYPE} have fp32 scales of blocks (block_128x128 of weights with "
             f"block_1x128 of the rows) or of both's rows (outer), not {p['scale_a']} with {p['scale_b']} of "
             f"{p['scale_dtype']}",
             "scale_a",

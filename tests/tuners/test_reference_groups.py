@@ -162,11 +162,11 @@ def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-@pytest.mark.parametrize("name", ["bf16", *SCALED])
-def test_a_devices_own_reference_is_the_hosts(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("kind", ["bf16", *SCALED])
+def test_a_devices_own_reference_is_the_hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     device = emulated(BinaryCache(tmp_path_factory.mktemp("reference")), units=1)
     plain = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1], lda=80, ldb=88)
-    problem = SCALED.get(name, plain)
+    problem = SCALED.get(kind, plain)
     case = Case(problem, 3, "normal", "exact")
     expected, inputs = make_reference(case)
     at = {}

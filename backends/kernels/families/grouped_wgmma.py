@@ -41,9 +41,9 @@ from backends.solution import Parameter
 
 #: The compute capability (times ten) of the one architecture that has wgmma.
 _CAPABILITY = 90
-#: Multiply-adds of 16-bit floats per multiprocessor and clock; bytes that L2 delivers to it; how much faster than its share of
-#: memory bandwidth it reads while others idle. Clocks between two steps of a block, at a tile's end, and of
-#: the launch. They only order the candidates.
+#: Multiply-adds of 16-bit floats per multiprocessor and clock; bytes that L2 delivers to it; how much faster
+#: than its share of memory bandwidth it reads while others idle. Clocks between two steps of a block, at a
+#: tile's end, and of the launch. They only order the candidates.
 _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 1500.0, 2200.0
 #: Clocks that blocks of a cluster wait for one another, at a step.
 _WAIT = 40.0
@@ -65,8 +65,8 @@ class GroupedWgmma(KernelFamily):
     are added in fp32 every 128 elements of k.
 
     grouped_wgmma.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, stages (tiles
-    of 128 bytes along k in shared memory), cluster (blocks with neighbouring rows of weights, which share the rows
-    of X), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
+    of 128 bytes along k in shared memory), cluster (blocks with neighbouring rows of weights, which share the
+    rows of X), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
 
     name = "grouped-wgmma"
     vendors = ("cuda",)
