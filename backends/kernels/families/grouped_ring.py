@@ -115,7 +115,7 @@ class GroupedRing(KernelFamily):
             return 4 * down * across + 4 * across + 16 + 32
         most = 2 if across >= 8 else 4
         at_once = most if down % most == 0 else 1 if down > most else down
-        own = 4 * at_once * across if scaled_blocks(problem) else 0
+        own = 4 * across * (down if at_once == 1 else at_once) if scaled_blocks(problem) else 0
         return 4 * down * across + own + 8 * (2 * at_once + 1) + 32
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
