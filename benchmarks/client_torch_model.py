@@ -1,10 +1,12 @@
 """One decode step of a transformers model by torch and by the rows of a bundle. No service is needed.
 
     python -m benchmarks.client_torch_model BUNDLE [--model llama-3-8b qwen3-14b] [--batch 1 8] [--compile default]
+    python -m benchmarks.client_torch_model --record problems.jsonl --model mixtral-4-layers --batch 8
 
 Random bf16 weights, a StaticCache, one decode step captured in a CUDA graph; replays are timed by events. Ways:
-torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile in each of the named modes,
-by itself, under apply() and under apply(fuse=True).
+torch, apply(), apply(fuse=True), enable() and torch again; with --compile also torch.compile in each of the named
+modes, by itself, under apply() and under apply(fuse=True). Experts of a mixture are grouped products, which enable()
+serves. --record writes the problems of the steps instead, for `gemmtune tune`.
 Ways are timed one after another, each with a graph of its own: fused weights lie elsewhere, and a graph must
 not outlive what it reads. Logits are compared with those of the same weights in fp32 (--no-fp32 leaves that
 out: it takes twice the model's memory). `--model tiny` on a CPU tries the script, without graphs.
@@ -41,6 +43,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-14b": ("Qwen3Config", {
         "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    }),
+    "qwen3-30b-a3b-8-layers": ("Qwen3MoeConfig", {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 8,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "norm_topk_prob": True,
+    }),
+    "mixtral-4-layers": ("MixtralConfig", {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+        "rms_norm_eps": 1e-5,
+    }),
+    "tiny-mixture": ("MixtralConfig", {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 128,
     }),
     "tiny": ("LlamaConfig", {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -154,6 +170,26 @@ def compiled(model: Any, mode: str) -> Iterator[Callable[..., Any]]:
         torch._dynamo.reset()
 
 
+@contextmanager
+def enabled(table: Any) -> Iterator[Any]:
+    """enable(), with every kernel loaded: a graph captures any of them at its first call."""
+    with gemmtune.torch.enable(table) as handle:
+        handle.load()
+        yield handle
+
+
+def recorded(names: Sequence[str], batches: Sequence[int], device: Any) -> Any:
+    """The products of a decode step of each model at each batch size."""
+    recording = gemmtune.torch.record(device.type)
+    for name in names:
+        model = build(name, device)
+        for batch in batches:
+            step = Step(model, batch, device)
+            with recording, torch.no_grad():
+                step()
+    return recording
+
+
 def logits_of(model: Any, batch: int, device: Any, call: Callable[..., Any] | None = None) -> list[Any]:
     """The logits of the first step after each of the prompts, in fp32."""
     return [Step(model, batch, device, call, seed)().float() for seed in range(_PROMPTS)]
@@ -201,6 +237,7 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
         ("torch", nullcontext, None),
         ("apply", lambda: gemmtune.torch.apply(model, table), None),
         ("apply, fused", lambda: gemmtune.torch.apply(model, table, fuse=True), None),
+        ("enable", lambda: enabled(table), None),
         ("torch again", nullcontext, None),
     ]
     for mode in options.compile:
@@ -227,8 +264,9 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
                 values[way] = {"milliseconds": taken, "to_fp32": distance(logits, exact.get(batch))}
                 if handle is not None:
                     lines = [line for line in count.report().lines if line.hit and line.m == batch]
+                    if way != "enable":
+                        values[way] |= {"modules": handle.modules, "fused": handle.fused}
                     values[way] |= {
-                        "modules": handle.modules, "fused": handle.fused,
                         "memory_bytes": {
                             "binaries": held.modules, "workspaces": held.workspaces,
                             "argument_blocks": held.argument_blocks, "device": taken_outside,
@@ -247,7 +285,8 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("--record", type=Path, help="write the products of the steps as problems, and end")
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=["llama-3-8b", "qwen3-14b"])
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument(
@@ -256,6 +295,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-fp32", action="store_true", help="no logits in fp32 to compare with")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args(arguments)
+    if options.record is not None:
+        found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        count = recorded(options.model, options.batch, found).write(options.record)
+        say(f"{count} problems: {options.record}")
+        return
+    if options.bundle is None:
+        parser.error("give a bundle, or --record FILE")
     table = gemmtune.load(options.bundle)
     vendor = table.device.vendor
     device = torch.device("cpu") if vendor == "cpu" else torch.device("cuda", 0)

@@ -158,6 +158,7 @@ def test_a_worker_takes_the_device_that_is_named_or_the_first_free(
 
     monkeypatch.setattr(worker, "Worker", NoWorker)
     monkeypatch.setattr(worker_process, "run_worker", lambda _: None)
+    monkeypatch.setattr(worker_process, "give_way", lambda _: None)  # this thread runs the other tests too
     monkeypatch.setattr(run, "log_to_stderr", lambda _json: None)
     with DeviceLock(locks_folder(settings), FoundDevice("cuda", 0, GPUS[0])):
         for arguments in (("cuda",), ("cuda", "--index", "2"), (UUIDS[1],)):

@@ -13,25 +13,36 @@ from typing import Any
 import torch
 
 from gemmtune.torch import operators
+from gemmtune.torch.grouped import operators as grouped_operators
+from gemmtune.torch.grouped.products import key_of_call
 from gemmtune.torch.layouts import Layout, layout
 from gemmtune.torch.served import MergedModules, Served
 
 #: Of the rewriting: graphs of another version are not taken from Inductor's caches.
-_VERSION = 2
+_VERSION = 3
 #: What changes the shape of a product's rows and not their values.
 _VIEWS = frozenset({
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default,
 })  # fmt: skip
 #: Operations of nodes that stand before all others: inputs and parameters.
 _GIVEN = ("placeholder", "get_attr")
+_GROUPED = grouped_operators.OPERATOR
 _TRANSPOSES = frozenset({torch.ops.aten.t.default, torch.ops.aten.permute.default})
 
 
 def rewrite(graph: Any, served: Served) -> int:
-    """Rewrites mm and addmm nodes of a graph that have rows; how many there were. Projections whose weights
-    apply(fuse=True) merged become one node, and count as one."""
+    """Rewrites mm, addmm and _grouped_mm nodes of a graph that have rows; how many there were. Projections
+    whose weights apply(fuse=True) merged become one node, and count as one."""
     count = sum(_merge(graph, group, nodes) for group, nodes in list(_siblings(graph, served)))
     for node in list(graph.nodes):
+        if (grouped := _grouped_operands(node, served)) is not None:
+            x, w, offs = grouped
+            with graph.inserting_before(node):
+                weight = graph.call_function(torch.ops.aten.permute.default, (w, [0, 2, 1]))
+            weight.meta["val"] = _value(w).permute(0, 2, 1)
+            node.target, node.args, node.kwargs = _GROUPED, (x, weight, offs), {}
+            count += 1
+            continue
         found = _operands(node)
         if found is None:
             continue
@@ -74,6 +85,23 @@ def _operands(node: Any) -> tuple[Any, Any, Any] | None:
         bias, a, b = node.args
         return (a, b, bias) if _value(bias).dim() == 1 else None
     return None
+
+
+def _grouped_operands(node: Any, served: Served) -> tuple[Any, Any, Any] | None:
+    """The nodes of rows, weights and the groups' ends of a grouped product of torch's that has rows of any M;
+    None for what is none."""
+    if node.op != "call_function" or node.target is not torch.ops.aten._grouped_mm.default:
+        return None
+    names = ("self", "mat2", "offs", "bias", "out_dtype")
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    x, w, offs = (given.get(name) for name in names[:3])
+    if offs is None or _value(x).device.type != served.runtime.type:
+        return None
+    if not all(isinstance(size, int) for size in _value(w).shape):
+        return None
+    values = _value(x), _value(w), _value(offs)
+    key = key_of_call(*values, given.get("bias"), given.get("out_dtype"))
+    return (x, w, offs) if key in served.grouped else None
 
 
 def _value(node: Any) -> Any:

@@ -16,12 +16,14 @@ import torch
 
 from gemmtune.torch import extension
 from gemmtune.torch.errors import ServingError
+from gemmtune.torch.grouped.operators import run_grouped
+from gemmtune.torch.grouped.products import of_call
 from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.native_rows import NativeOverride
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.products import layout_of, run_product, run_scaled, scalings
 from gemmtune.torch.served import Candidates, Served
-from gemmtune.torch.watch import WATCHERS, inside, tell
+from gemmtune.torch.watch import WATCHERS, inside, is_inside, tell
 
 #: Device type -> torch's dispatch key.
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -90,6 +92,7 @@ class Override:
             "addmm": self._addmm(), "addmm.out": self._addmm_out(),
             "bmm": self._bmm(), "bmm.out": self._bmm_out(),
             "_scaled_mm": self._scaled(), "_scaled_mm.out": self._scaled_out(),
+            "_grouped_mm": self._grouped(),
         }  # fmt: skip
 
     # One closure for each operator: what a product without a row pays for is one look-up.
@@ -221,6 +224,28 @@ class Override:
 
         kernels = self._kernels
         return scaled_mm_out
+
+    def _grouped(self) -> Callable[..., Any]:
+        def grouped_mm(
+            keyset: Any, x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+        ) -> Any:
+            rest = x, w, offs, bias, out_dtype
+            # Inside, it is what an operator of ours or a race computes with: torch's.
+            product = None if is_inside() else of_call(*rest)
+            if product is None:
+                return kernels["_grouped_mm"].call_boxed(keyset, *rest)
+            served = self.served
+            if served is not None and product.key in served.grouped:
+                found = run_grouped(served, product, x, w.transpose(-2, -1), offs)
+                if found is not None:
+                    return found
+            if WATCHERS:
+                tell(product, None, self.type)
+            with inside():  # where torch has no kernel it multiplies group by group
+                return kernels["_grouped_mm"].call_boxed(keyset, *rest)
+
+        kernels = self._kernels
+        return grouped_mm
 
     # ---- what watchers are told of products without a row -----------------------------------------
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmtune.torch import extension
-from gemmtune.torch.any_product import AnyProduct
+
+if TYPE_CHECKING:
+    from gemmtune.torch.any_product import AnyProduct
 
 
 class Watcher(Protocol):
@@ -56,6 +58,11 @@ def inside() -> Iterator[None]:
         yield
     finally:
         _LOCAL.inside = before
+
+
+def is_inside() -> bool:
+    """Whether this thread is in such a block."""
+    return _LOCAL.inside
 
 
 def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:

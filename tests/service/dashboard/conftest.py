@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from tests.service.dashboard.recorded import Recorded, recorded_database
 from tests.service.dashboard.showing import CHROMIUM, DESK, PATIENCE_MS, Watched
@@ -32,6 +32,7 @@ def pages(recorded: Recorded) -> Iterator[httpx.Client]:
 def browser() -> Iterator[Browser]:
     """The browser of a suite. Playwright's event loop runs in this thread until the suite's end, so that no
     other suite could run one."""
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield made

@@ -53,7 +53,7 @@ def _run(x: Any, weight: Any, offsets: Any) -> Any:
     product = GroupedProduct(x.shape[0], groups, n, k, x.dtype)
     if not product.m:
         return x.new_empty((0, n))
-    if served is not None and (found := by_row(served, product, x, weight, offsets)) is not None:
+    if served is not None and (found := run_grouped(served, product, x, weight, offsets)) is not None:
         return found
     if WATCHERS:
         tell(product, None, kind)
@@ -61,7 +61,7 @@ def _run(x: Any, weight: Any, offsets: Any) -> Any:
         return by_torch(x, weight, offsets)
 
 
-def by_row(served: Served, product: GroupedProduct, x: Any, weight: Any, offsets: Any) -> Any | None:
+def run_grouped(served: Served, product: GroupedProduct, x: Any, weight: Any, offsets: Any) -> Any | None:
     """The output by a row, None if there is none."""
     rows = served.grouped.get(product.key)
     if not rows or not weight.is_contiguous() or not offsets.is_contiguous():
@@ -121,6 +121,9 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake("gemmtune::grouped_mm", _fake, lib=_LIBRARY)
 torch.library.register_autograd("gemmtune::grouped_mm", _backward, setup_context=_save, lib=_LIBRARY)
 
+#: What torch calls the operator.
+OPERATOR = torch.ops.gemmtune.grouped_mm.default
+
 
 def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
     """D[m, n]: every row of x[m, k] by the weights of its group, weight[groups, n, k] (F.linear's,
@@ -130,4 +133,4 @@ def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
     group's, and so on. A group may have no rows. Rows from offs[-1] on are undefined. Nothing waits for the
     device, so that a graph can capture it where a row of the table in use (enable(), apply()) serves the
     call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError."""
-    return torch.ops.gemmtune.grouped_mm(x, weight, offs)
+    return OPERATOR(x, weight, offs)

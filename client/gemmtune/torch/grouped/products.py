@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gemmtune.torch.layouts import DTYPES, NAMES
+from gemmtune.torch.watch import inside
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
@@ -19,6 +20,8 @@ GROUPED_DEFAULTS = ("torch-grouped",)
 _ROUTINGS = ("uniform", "skewed")
 #: The standard deviation of the logarithm of skewed popularities (backends/grouping.py of the service).
 _SKEW = 1.2
+#: Types of the operands.
+TYPES = (torch.bfloat16, torch.float16)
 #: What a program has of such a product but M: groups, N, K, the type.
 GroupedKey = tuple[int, int, int, Any]
 
@@ -75,12 +78,31 @@ def of_row(row: Row) -> GroupedProduct | None:
     p = row.canonical
     groups, dtype = p.get("groups", 0), DTYPES.get(p["dtype_b"])
     m, n, k = p["n"], p["m"], p["k"]
-    if not groups or dtype not in (torch.bfloat16, torch.float16) or p["dtype_d"] != p["dtype_b"]:
+    if not groups or dtype not in TYPES or p["dtype_d"] != p["dtype_b"]:
         return None
     packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == n and p["stride_a"] == n * k
     if not packed or set(row.operands) != {"a", "b", "d", "offsets"}:
         return None
     return GroupedProduct(m, groups, n, k, dtype, p["routing"])
+
+
+def of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedProduct | None:
+    """The product of a call of torch._grouped_mm; None for what is none of ours, see key_of_call()."""
+    key = key_of_call(x, w, offs, bias, out_dtype)
+    return None if key is None or not x.shape[0] else GroupedProduct(x.shape[0], *key)
+
+
+def key_of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedKey | None:
+    """The same, for any M. None for weights that are not the transpose of packed [groups, n, k], for groups
+    along k, and with a bias."""
+    if offs is None or bias is not None or x.dim() != 2 or w.dim() != 3 or x.dtype not in TYPES:
+        return None
+    groups, k, n = w.shape
+    if w.dtype != x.dtype or out_dtype not in (None, x.dtype) or not w.numel():
+        return None
+    if w.stride() != (k * n, 1, k) or offs.dtype != torch.int32 or offs.shape != (groups,):
+        return None
+    return groups, n, k, x.dtype
 
 
 # ---- tensors, for a race -------------------------------------------------------------------------
@@ -127,7 +149,12 @@ def make(p: GroupedProduct, device: Any) -> GroupedOperands:
 
 def torch_call(p: GroupedProduct, given: GroupedOperands) -> Callable[[], Any]:
     """What torch runs without a row."""
-    return lambda: by_torch(given.a, given.weight, given.offsets)
+
+    def call() -> Any:
+        with inside():  # another row must not serve it
+            return by_torch(given.a, given.weight, given.offsets)
+
+    return call
 
 
 def by_torch(x: Any, weight: Any, offsets: Any) -> Any:

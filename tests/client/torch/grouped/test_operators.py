@@ -4,6 +4,7 @@ refuses."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,3 +167,70 @@ def test_a_recording_writes_problems_to_tune() -> None:
 
     found = recording.problems()
     assert [problem_from_wire({k: v for k, v in one.items() if k != "count"}) for one in found] == [problem]
+
+
+# ---- torch's own call ------------------------------------------------------------------------------
+
+
+def test_torchs_call_runs_by_the_row(table: Table) -> None:
+    counts = [1, 2, 0, 3]
+    x, w, offs = operands(counts)
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        found = [
+            torch._grouped_mm(x, w.transpose(-2, -1), offs=offs),
+            torch.nn.functional.grouped_mm(x, w.transpose(-2, -1), offs=offs),
+        ]
+    assert tally(count) == (2, 0)
+    assert all(right(out, x, w, counts) for out in found)
+    after = torch._grouped_mm(x, w.transpose(-2, -1), offs=offs)
+    assert tally(count) == (2, 0)
+    assert right(after, x, w, counts)
+
+
+def test_torchs_call_without_a_row_is_torchs(table: Table) -> None:
+    """What is recorded is the grouped product, not what torch computes it with; groups along k, a bias and
+    other layouts are no such product."""
+    counts = [30, 11, 0, 0]
+    x, w, offs = operands(counts)
+    with gemmtune.torch.enable(table), gemmtune.torch.record("cpu") as recording:
+        out = torch._grouped_mm(x, w.transpose(-2, -1), offs=offs)
+        torch._grouped_mm(x.t(), x, offs=torch.tensor([20, 41], dtype=torch.int32))
+        torch._grouped_mm(x, w.transpose(-2, -1).contiguous(), offs=offs)
+    assert right(out, x, w, counts)
+    grouped = [one for one in recording.problems() if "groups" in one]
+    assert grouped == [
+        {"m": 41, "n": N, "k": K, "dtype": "bf16", "trans_b": True, "groups": E, "routing": "uniform",
+         "count": 1}
+    ]  # fmt: skip
+
+
+def test_torchs_call_differentiates_by_the_row(table: Table) -> None:
+    counts = [1, 2, 0, 3]
+    x, w, offs = operands(counts)
+    grads = []
+    for enabled in (True, False):
+        leaves = [one.clone().requires_grad_() for one in (x, w)]
+        with gemmtune.torch.report() as count, ExitStack() as stack:
+            if enabled:
+                stack.enter_context(gemmtune.torch.enable(table))
+            out = torch._grouped_mm(leaves[0], leaves[1].transpose(-2, -1), offs=offs)
+            out.backward(torch.ones_like(out))
+        assert tally(count)[0] == int(enabled)
+        grads.append([one.grad for one in leaves])
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, dynamic: bool) -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+
+    def products(x: Any, w: Any, offs: Any) -> Any:
+        return torch.relu(torch._grouped_mm(x, w.transpose(-2, -1), offs=offs))
+
+    torch._dynamo.reset()
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count, torch.no_grad():
+        compiled = torch.compile(products, dynamic=dynamic, fullgraph=True)
+        out = compiled(x, w, offs)
+    assert tally(count) == (1, 0)
+    assert torch.allclose(out.double(), expected(x, w, [1, 2, 0, 3]).relu(), rtol=0.02, atol=0.05)
