@@ -5,6 +5,7 @@ operands."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.gpu.torch_grouped import TorchGrouped, TorchGroupedKernel
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS
+from backends.grouping import active_groups
 from backends.hip.backend import HipBackend
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
@@ -43,7 +45,9 @@ def test_which_calls_take_a_problem() -> None:
     assert calls(CUDA, rows) == list(SCALED_CALLS)
     assert calls(CUDA, blocks) == ["scaled_loop"]
     assert calls(ROCM, blocks) == calls(ROCM, rows) == []
-    assert calls(CUDA, fp8(9, 256, 640, BLOCKS)) == [], "columns of scales of 20 bytes"
+    assert calls(CUDA, fp8(9, 256, 640, BLOCKS)) == ["scaled_loop"], "scales of 20 bytes are padded"
+    assert calls(CUDA, fp8(9, 256, 384, BLOCKS)) == ["scaled_loop"]
+    assert calls(CUDA, fp8(9, 256, 656, BLOCKS)) == []
     assert calls(CUDA, fp8(9, 256, 512, BLOCKS, ldd=320)) == [], "out= is packed"
     assert calls(CUDA, fp8(9, 48, 80, ROWS, ldd=64)) == ["scaled_grouped_mm"]
     for other in ({"dtype_d": "fp32"}, {"dtype_d": "fp16"}):
@@ -65,7 +69,7 @@ def test_what_is_illegal() -> None:
     assert "one of scaled_grouped_mm, scaled_loop" in rule("grouped_mm", blocks)
     assert "one of grouped_mm, loop" in rule("scaled_loop", from_linear(9, 24, 40, "bf16", groups=4))
     assert "multiples of 16" in rule("scaled_grouped_mm", fp8(9, 40, 80, ROWS))
-    assert "no call" in rule("scaled_loop", fp8(9, 256, 640, BLOCKS))
+    assert "no call" in rule("scaled_loop", fp8(9, 256, 656, BLOCKS))
 
 
 def test_the_default_is_the_first_baseline() -> None:
@@ -106,9 +110,30 @@ class GpuCalls:
             assert (of_left.shape[0], of_right.shape) == (left.shape[0], (1, right.shape[1]))
             out.copy_(left @ right * of_left * of_right)
             return
-        assert of_left.stride(0) == 1, "contiguous along the rows"
-        of_columns = of_right.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, : right.shape[1]]
-        out.copy_((left * of_left.repeat_interleave(128, 1)) @ (right * of_columns))
+        assert of_right.shape == (right.shape[0] // 128, right.shape[1] // 128), "not padded"
+        out.copy_(self._of_blocks(left, right, of_left, of_right))
+
+    def _of_blocks(self, left: Any, right: Any, of_left: Any, of_right: Any) -> Any:
+        assert left.shape[0] % 8 == 0, "what cuBLASLt takes"
+        assert of_left.stride() == (1, left.shape[0]), "contiguous along the rows"
+        assert (of_right.stride(0), of_right.stride(1) % 4) == (1, 0), "columns of whole 16 bytes"
+        along_k = left.shape[1] // 128
+        assert (of_left.shape[1], of_right.shape[0]) in ((along_k, along_k), (along_k, -(-along_k // 4) * 4))
+        of_columns = of_right[:along_k].repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return (left.double() * of_left.repeat_interleave(128, 1)) @ (right.double() * of_columns)
+
+    @property
+    def nn(self) -> Any:
+        def scaled_mm(
+            left: Any, right: Any, of_left: Any, left_mode: str, of_right: Any, right_mode: str, *,
+            output_dtype: Any,
+        ) -> Any:  # fmt: skip
+            assert (left_mode, right_mode) == ("1x128", "128x128")
+            self.log.append("scaled_mm")
+            return self._of_blocks(left, right, of_left, of_right).to(output_dtype)
+
+        modes = SimpleNamespace(BlockWise1x128="1x128", BlockWise128x128="128x128")
+        return SimpleNamespace(functional=SimpleNamespace(scaled_mm=scaled_mm, ScalingType=modes))
 
     def _scaled_grouped_mm(
         self, x: Any, weights: Any, of_x: Any, of_w: Any, offs: Any, out_dtype: Any
@@ -127,7 +152,10 @@ class GpuCalls:
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "integers"])
 def test_what_they_run_is_right(call: str, distribution: str) -> None:
     torch = pytest.importorskip("torch")
-    problems = [fp8(21, 144, 512, BLOCKS), fp8(21, 256, 1024, BLOCKS), fp8(21, 48, 256, ROWS)]
+    problems = [
+        fp8(21, 128, 512, BLOCKS), fp8(26, 256, 640, BLOCKS, routing=[1, 8, 0, 17]), fp8(21, 48, 256, ROWS),
+        fp8(3, 256, 512, BLOCKS, routing=[0, 1, 0, 2]),
+    ]  # fmt: skip
     taken = [one for one in problems if call in calls(CUDA, one)]
     assert taken
     for problem in taken:
@@ -149,6 +177,9 @@ def test_what_they_run_is_right(call: str, distribution: str) -> None:
         kernel = TorchGroupedKernel(problem, call, None)  # type: ignore[arg-type]  # the device is not asked
         for step in kernel._steps(fake, given):
             step()
-        expected = {"scaled_loop": ["scaled_mm"] * 2, "scaled_grouped_mm": ["scaled_grouped_mm"]}
+        expected = {
+            "scaled_loop": ["scaled_mm"] * active_groups(problem),
+            "scaled_grouped_mm": ["scaled_grouped_mm"],
+        }
         assert fake.log == expected.get(call, [])
         assert compare(reference, given["d"].float().numpy()[None]).wrong == "", problem.slug
