@@ -34,7 +34,7 @@ class GroupedArgs(GemmArgs):
 class ScaledGroupedArgs(GroupedArgs):
     """grouped.h: ScaledGroupedArgs."""
 
-    _fields_ = (
+    _fields_ = (  # type: ignore[assignment]  # mypy wants the fields of GroupedArgs
         ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p),
         ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
     )  # fmt: skip
