@@ -209,6 +209,8 @@ private:
         release(&empty[last]);
     }
 
+    // Columns of a tile up to which a thread has registers for a step's scales beside its sums.
+    static constexpr int kEarly = 64;
     // A tile's products of 8-bit floats: every step's sums are added in fp32, multiplied by its scales.
     static GEMMTUNE_DEVICE void add_steps(float (&sum)[BN / 2], int steps, Ring& ring, u64 first_a, u64 first_b,
                                           Barrier* full, Barrier* empty, char* shared) {
@@ -224,14 +226,24 @@ private:
             for (int at = 0; at < kSteps; ++at)
                 multiply_bytes<T, T, BN>(part, first_a + on + at * kMatrixStep, first_b + on + at * kMatrixStep, at > 0);
             end_products();
-            const StepScales scales(scales_of(shared, ring.stage));  // read while the products are computed
-            wait_products<0>(), settle(part);
-            if (kBlocks) warp_barrier();  // all lanes have read the scales
-            release(&empty[ring.stage]);
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < BN / 2; ++at) {
-                if constexpr (kBlocks) sum[at] += scales.of(at) * part[at];
-                else sum[at] += part[at];
+            const float* const scales = scales_of(shared, ring.stage);
+            if constexpr (kBlocks && BN <= kEarly) {
+                const StepScales early(scales);  // read while the products are computed
+                wait_products<0>(), settle(part);
+                warp_barrier();  // all lanes have read the scales
+                release(&empty[ring.stage]);
+                early.add(sum, part);
+            } else {
+                wait_products<0>(), settle(part);
+                if constexpr (kBlocks) {
+                    StepScales(scales).add(sum, part);
+                    warp_barrier();
+                }
+                release(&empty[ring.stage]);
+                if constexpr (!kBlocks) {
+                    GEMMTUNE_UNROLL
+                    for (int at = 0; at < BN / 2; ++at) sum[at] += part[at];
+                }
             }
             ring.advance();
         }
@@ -252,7 +264,10 @@ private:
                 }
             }
         }
-        GEMMTUNE_DEVICE float of(int at) const { return factor[at / 4 * 2 + at % 2]; }
+        GEMMTUNE_DEVICE void add(float (&sum)[BN / 2], const float (&part)[BN / 2]) const {
+            GEMMTUNE_UNROLL
+            for (int at = 0; at < BN / 2; ++at) sum[at] += factor[at / 4 * 2 + at % 2] * part[at];
+        }
     };
 
     // kRowScales: multiplies a tile's sums by the scales of its rows and columns.

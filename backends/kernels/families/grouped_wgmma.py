@@ -49,6 +49,8 @@ _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 
 _WAIT = 40.0
 #: Additions of 8-bit floats' sums in fp32, with their scales, relative to a step's multiplications.
 _ADDED = 0.4
+#: Columns of a tile up to which a step's scales are read early (grouped_wgmma.h: kEarly).
+_EARLY = 64
 #: The share of what is not the bound that adds to it.
 _BESIDE = 0.1
 #: The most candidates that are listed, in all and of a tile of D.
@@ -98,10 +100,12 @@ class GroupedWgmma(KernelFamily):
         return -(-found // _SHARED_UNIT) * _SHARED_UNIT
 
     def sums(self, problem: GemmProblem, values: Values) -> int:
-        """Registers of a thread's sums: twice for 8-bit floats, whose steps are added apart, and half as many
-        more for scales of blocks."""
-        quarters = 2 if DTYPES[problem.dtype_a].bytes == 2 else 5 if scaled_blocks(problem) else 4
-        return quarters * number(values, "tile_n") // 4
+        """Registers of a thread's sums: twice for 8-bit floats, whose steps are added apart, and in narrow
+        tiles half as many more for scales of blocks."""
+        columns = number(values, "tile_n")
+        if DTYPES[problem.dtype_a].bytes == 2:
+            return columns // 2
+        return columns + (columns // 4 if scaled_blocks(problem) and columns <= _EARLY else 0)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the architecture, what the copy engine takes, shared memory and

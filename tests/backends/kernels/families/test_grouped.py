@@ -94,7 +94,20 @@ RING = {
 TILE = {
     "tile_m": 64, "tile_n": 32, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "blocks_per_unit": 2,
 }  # fmt: skip
+WIDE = fp8(150, 300, 272, groups=3, routing=[20, 0, 130])
 WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "cluster": 1, "blocks_per_unit": 2}
+
+
+def test_wide_tiles_read_scales_late(tmp_path: Path) -> None:
+    """Where sums leave no registers for them."""
+    found = [
+        FAMILIES["grouped-wgmma"].config(
+            WIDE, {**WGMMA, "tile_m": 128, "tile_n": columns, "stages": 2}, SM_90
+        )
+        for columns in (80, 128)
+    ]
+    for one in build(found, tmp_path, 32):
+        assert wrong_of(one, WIDE) == ""
 
 
 @pytest.mark.parametrize("kind", ["bf16", "blocks"])
