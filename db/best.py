@@ -31,6 +31,8 @@ _outlier = table(models.OutlierDevice)
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
     """Rebuilds one best row from its verdicts. Without a verdict that a best row may show there is none."""
+    # The class's row is locked until the transaction ends. Of two sessions of one problem that end at once,
+    # the second one waits here, and reads both verdicts.
     touch(connection, device_class_id)
     mine = (
         _best.c.problem_id == problem_id,
@@ -42,24 +44,14 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
         _verdict.c.device_class_id == device_class_id,
         _verdict.c.policy_id == policy_id,
     )
-
-    def derived() -> dict[str, Any] | None:
-        weights = connection.execute(query).all()
-        if not weights:
-            return None
-        number, with_targets = _choose(weights)
-        chosen = _best_query().where(_verdict.c.number == number)
-        return best_row(connection.execute(chosen).mappings().one(), with_targets)
-
-    first = derived()
-    if first is not None:
-        insert_new(connection, models.Best, [first])
-    # Two sessions of one problem may end at once: whichever locks the row second sees both verdicts.
-    connection.execute(select(_best.c.problem_id).where(*mine).with_for_update()).all()
-    row = derived()
-    if row is None:
+    weights = connection.execute(query).all()
+    if not weights:
         connection.execute(delete(_best).where(*mine))
-    else:
+        return
+    number, with_targets = _choose(weights)
+    chosen = _best_query().where(_verdict.c.number == number)
+    row = best_row(connection.execute(chosen).mappings().one(), with_targets)
+    if not insert_new(connection, models.Best, [row], "problem_id"):
         connection.execute(update(_best).where(*mine).values(row))
 
 

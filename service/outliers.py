@@ -61,7 +61,8 @@ def compare_devices(engine: Engine, environment: Environment) -> None:
     class_id = str(environment.device_class)
     with reading(engine) as connection:
         times = outliers.default_times(connection, environment)
-        known = {row["uuid"]: row for row in outliers.rows(connection, class_id)}
+        rows = outliers.rows(connection, class_id)
+    known, changed = {row["uuid"]: row for row in rows}, False
     for uuid, found in sorted(agreements(times).items()):
         differed = uuid in known and known[uuid]["differs"]
         if found.differs is None or not (found.differs or differed):
@@ -73,9 +74,11 @@ def compare_devices(engine: Engine, environment: Environment) -> None:
             continue
         with writing(engine) as connection:
             outliers.put(connection, class_id, uuid, found.differs, found.to_dict())
-    with reading(engine) as connection:
-        pending = [row["uuid"] for row in outliers.rows(connection, class_id) if not row["applied"]]
-    for uuid in pending:
+        changed = True
+    if changed:
+        with reading(engine) as connection:
+            rows = outliers.rows(connection, class_id)
+    for uuid in [row["uuid"] for row in rows if not row["applied"]]:
         after: tuple[str, str] | None = ("", "")
         while after is not None:
             with writing(engine) as connection:

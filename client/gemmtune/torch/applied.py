@@ -154,7 +154,9 @@ class Applied(Handle):
         rows = [row for key in self._keys for row in served.linear.get(key, {}).values()]
         merged = [served.linear[merged_key(one)] for one in siblings]
         rows += [row for of in merged for row in of.values()]
-        self._weight_groups += [WeightGroup(served, one) for one in quantized]
+        made = [WeightGroup(served, one) for one in quantized]
+        self._weight_groups += made
+        served.weight_groups += made
         rows += [row for group in (*self._groups, *self._weight_groups) for row in group.tuned()]
         by_module = [_weight_rows(module, served) for module in _quantized(model, served)]
         self.quantized = sum(bool(found) for found in by_module)
@@ -190,6 +192,7 @@ class Applied(Handle):
             self._served.groups.remove(group)
             group.restore()
         for weights in self._weight_groups:
+            self._served.weight_groups.remove(weights)
             weights.restore()
         super().disable()
 

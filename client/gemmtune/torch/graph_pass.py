@@ -16,6 +16,7 @@ from gemmtune.torch import operators
 from gemmtune.torch.grouped import operators as grouped_operators
 from gemmtune.torch.grouped.products import key_of_call
 from gemmtune.torch.layouts import Layout, layout
+from gemmtune.torch.quantised.graph import forms_of, merge_weights
 from gemmtune.torch.served import MergedModules, Served
 
 #: Of the rewriting: graphs of another version are not taken from Inductor's caches.
@@ -34,6 +35,7 @@ def rewrite(graph: Any, served: Served) -> int:
     """Rewrites mm, addmm and _grouped_mm nodes of a graph that have rows; how many there were. Projections
     whose weights apply(fuse=True) merged become one node, and count as one."""
     count = sum(_merge(graph, group, nodes) for group, nodes in list(_siblings(graph, served)))
+    count += merge_weights(graph, served.weight_groups)
     for node in list(graph.nodes):
         if (grouped := _grouped_operands(node, served)) is not None:
             x, w, offs = grouped
@@ -199,7 +201,7 @@ def _weight(node: Any) -> Any | None:
 
 
 def _identity(served: Served) -> str:
-    merged = sorted({tuple(one.sizes) for one in served.groups})
+    merged = sorted({str(tuple(one.sizes)) for one in served.groups} | {*forms_of(served.weight_groups)})
     return f"{served.digest}{merged}" if merged else served.digest
 
 

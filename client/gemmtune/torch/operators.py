@@ -51,7 +51,7 @@ def _addmm(bias: Any, a: Any, b: Any) -> Any:
 def _merged(a: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
     """A[m,k] by several weights [n,k], side by side: one product if they lie behind each other in memory."""
     served = current(a.device.type)
-    weight, bias = _joined(weights), _joined(biases) if biases else None
+    weight, bias = joined(weights), joined(biases) if biases else None
     if served is not None and weight is not None and (bias is not None or not biases):
         rows = served.linear.get((weight.shape[0], weight.shape[1], a.dtype, bias is not None))
         row = None if rows is None else rows.get(a.shape[0])
@@ -64,7 +64,7 @@ def _merged(a: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
     return torch.cat([_addmm(added, a, one.t()) for added, one in pairs], dim=1)
 
 
-def _joined(parts: Sequence[Any]) -> Any | None:
+def joined(parts: Sequence[Any]) -> Any | None:
     """Packed tensors as one along their first dimension; None if they do not lie behind each other in one
     memory, as they do between apply(fuse=True) and disable()."""
     first = parts[0]

@@ -24,6 +24,7 @@ from gemmtune.torch.tuned_row import TunedRow
 if TYPE_CHECKING:
     from gemmtune.row import Row
     from gemmtune.table import Table
+    from gemmtune.torch.quantised.fuse import WeightGroup
 
 #: (N, K, dtype, whether there is a bias) of an nn.Linear.
 LinearKey = tuple[int, int, Any, bool]
@@ -100,6 +101,8 @@ class Served:
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
+        #: QuantizedLinear modules whose weights are merged now.
+        self.weight_groups: list[WeightGroup] = []
         #: Why rows are not served -> how many.
         self.left_out: Counter[str] = Counter()
         self.users = 0

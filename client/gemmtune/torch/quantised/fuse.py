@@ -57,12 +57,12 @@ class WeightsMerged(Merged):
 
 
 class WeightGroup(Siblings):
-    """Sibling QuantizedLinear modules."""
+    """Sibling QuantizedLinear modules. `forms`: of the weights of each."""
 
     def __init__(self, served: Served, modules: Sequence[QuantizedLinear]) -> None:
         forms = [one.quantized_weight.form for one in modules]
         super().__init__(modules, [one.n for one in forms], forms[0].k, served.runtime)
-        self._served, self._form, self._forms = served, _merged_form(modules), forms
+        self._served, self._form, self.forms = served, _merged_form(modules), forms
         self._tensors = [self._merge(name) for name in _BUFFERS]
         biases = [one.bias for one in modules if one.bias is not None]
         self._bias = merge(biases) if biases else None
@@ -76,23 +76,36 @@ class WeightGroup(Siblings):
 
     def tuned(self) -> list[TunedRow]:
         """See Siblings."""
-        has = self._bias is not None
+        has = self.has_bias
         every = self._served.weights.items()
         return [row for key, rows in every if (key[0], key[2]) == (self._form, has) for row in rows.values()]
 
     def _row(self, given: Any) -> TunedRow | None:
-        if self._wasted >= MOST_WASTED or intercepted():
+        if intercepted():
             return None
         if torch.is_grad_enabled() and (
             given.requires_grad or (self._bias is not None and self.modules[0].bias.requires_grad)
         ):
             return None
-        m, has = given.numel() // self.k, self._bias is not None
-        weights = self._served.weights
-        row = smallest(weights.get((self._form, given.dtype, has), {}), m, 0) if m else None
-        if row is None:
+        return self.row(given.numel() // self.k, given.dtype)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the modules have biases."""
+        return self._bias is not None
+
+    @property
+    def device_type(self) -> str:
+        """Of the weights."""
+        return str(self._tensors[0].device.type)
+
+    def row(self, m: int, dtype: Any) -> TunedRow | None:
+        """The row of the product of all for M rows of a type; None where the siblings compute alone."""
+        weights, has = self._served.weights, self.has_bias
+        row = smallest(weights.get((self._form, dtype, has), {}), m, 0) if m else None
+        if row is None or self._wasted >= MOST_WASTED:
             return None
-        alone = [smallest(weights.get((one, given.dtype, has), {}), m, 0) for one in self._forms]
+        alone = [smallest(weights.get((one, dtype, has), {}), m, 0) for one in self.forms]
         if all(one is not None for one in alone):
             seconds = sum(one.row.verdict.seconds for one in alone if one is not None)
             if seconds <= row.row.verdict.seconds:

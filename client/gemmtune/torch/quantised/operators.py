@@ -200,6 +200,9 @@ for _name, _compute, _fake, _backward, _save in (
     torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
     torch.library.register_autograd(f"gemmtune::{_name}", _backward, setup_context=_save, lib=_LIBRARY)
 
+#: What torch calls the operators.
+W4A16, W8A16 = torch.ops.gemmtune.linear_w4a16.default, torch.ops.gemmtune.linear_w8a16.default
+
 
 def linear_w4a16(
     x: Any, weight: Any, scales: Any, zeros: Any = None, group_size: int | None = None, bias: Any = None, *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune.torch
@@ -105,3 +106,49 @@ def test_siblings_that_differ_are_left_alone(weight_table: Table) -> None:
         with gemmtune.torch.apply(one, weight_table, fuse=True) as handle:
             assert handle.fused == 0
             assert all_right(one, x, one(x))
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled graphs are of the test's own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("zero", "bias", "m"), [("eight", True, 3), ("uint4", False, 2)])
+def test_compiled_siblings_are_one_product(
+    weight_table: Table, no_graphs: None, zero: str, bias: bool, m: int
+) -> None:
+    model, x = Attention(zero, bias), torch.randn(m, 1, K, dtype=torch.bfloat16)
+    with torch.no_grad(), gemmtune.torch.apply(model, weight_table, fuse=True):
+        compiled = torch.compile(model, fullgraph=True)
+        with gemmtune.torch.report() as count:
+            assert all_right(model, x, compiled(x))
+        assert [(line.m, line.n, line.calls, line.hit) for line in count.report().lines] == [(m, 32, 1, True)]
+        model.k_proj.scales = model.k_proj.scales.clone()  # elsewhere: each computes alone
+        with gemmtune.torch.report() as count:
+            assert all_right(model, x, compiled(x))
+        assert sorted(line.n for line in count.report().lines for _ in range(line.calls)) == [8, 8, 16]
+    # What is compiled outlives the handle.
+    with torch.no_grad():
+        assert all_right(model, x, compiled(x))
+
+
+def test_compiled_siblings_of_another_m_or_input_compute_alone(weight_table: Table, no_graphs: None) -> None:
+    model = Attention()
+
+    def crossed(x: Any, y: Any) -> tuple[Any, ...]:
+        return model.q_proj(x), model.k_proj(y), model.v_proj(x)
+
+    given = torch.randn(9, K, dtype=torch.bfloat16)  # more rows than any row has
+    x, y = given[:4], given[4:8]
+    with torch.no_grad(), gemmtune.torch.apply(model, weight_table, fuse=True):
+        with gemmtune.torch.report() as count:
+            assert all_right(model, given, torch.compile(model, fullgraph=True)(given))
+            found = torch.compile(crossed, fullgraph=True)(x, y)
+        assert sorted({line.n for line in count.report().lines}) == [8, 16]
+    for out, rows, one in zip(found, (x, y, x), model.projections, strict=True):
+        assert right(out, rows, one.quantized_weight)

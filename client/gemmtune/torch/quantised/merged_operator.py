@@ -1,0 +1,68 @@
+"""gemmtune::merged_linear: one input by the quantised weights of several modules, side by side.
+
+torch.compile makes it of the projections that apply(fuse=True) merged. It is one product while their tensors
+lie behind each other in memory and the table in use has a row for it; else each weight's own operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from gemmtune.torch.operators import joined
+from gemmtune.torch.quantised.form import form_of
+from gemmtune.torch.quantised.operators import by_row, linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.served import current
+
+_LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
+_LIBRARY.define(
+    "merged_linear(Tensor input, Tensor[] weights, Tensor[] scales, Tensor[] zeros, Tensor[] biases, "
+    "int? group_size, str? zero_point, int bits) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+
+def _merged(
+    x: Any,
+    weights: Sequence[Any],
+    scales: Sequence[Any],
+    zeros: Sequence[Any],
+    biases: Sequence[Any],
+    group_size: int | None,
+    zero_point: str | None,
+    bits: int,
+) -> Any:
+    served = current(x.device.type)
+    kinds = [list(one) for one in (weights, scales, zeros, biases) if one]
+    together = [joined(one) for one in kinds]
+    if served is not None and x.numel() and all(one is not None for one in together):
+        weight, scale, *rest = together
+        zero = rest.pop(0) if zeros else None
+        bias = rest.pop(0) if biases else None
+        form = form_of(weight, scale, zero, group_size, zero_point, bits)
+        product = WeightProduct(x.numel() // form.k, form, x.dtype, "" if bias is None else "bias")
+        found = by_row(served, product, x, weight, scale, zero, bias)
+        if found is not None:
+            return found
+    parts = []
+    for weight, scale, zero, bias in zip_longest(weights, scales, zeros, biases):
+        if bits == 8:
+            parts.append(linear_w8a16(x, weight, scale, group_size, bias))
+        else:
+            parts.append(linear_w4a16(x, weight, scale, zero, group_size, bias, zero_point=zero_point))
+    return torch.cat(parts, dim=-1)
+
+
+def _fake(x: Any, weights: Sequence[Any], *_: Any) -> Any:
+    return x.new_empty((*x.shape[:-1], sum(one.shape[0] for one in weights)))
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("merged_linear", _merged, _key)
+torch.library.register_fake("gemmtune::merged_linear", _fake, lib=_LIBRARY)
+
+#: What torch calls the operator.
+OPERATOR = torch.ops.gemmtune.merged_linear.default
