@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 from backends.environment import Environment
@@ -144,8 +145,13 @@ def most_tiles(product: OrientedGemm, rows: int, columns: int) -> int:
 
 def tiles(product: OrientedGemm, rows: int, columns: int) -> int:
     """The tiles of the problem's own counts."""
-    across = sum(-(-int(count) // columns) for count in counts_of(product.problem))
-    return ceil(product.m / rows) * across
+    return ceil(product.m / rows) * _across(product.problem, columns)
+
+
+@lru_cache(maxsize=256)
+def _across(p: GemmProblem, columns: int) -> int:
+    """Tiles of so many columns across all groups. A search asks thousands of times."""
+    return int((-(-counts_of(p) // columns)).sum())
 
 
 def units_of(environment: Environment) -> int:
