@@ -11,6 +11,10 @@ call may have any counts of rows, also none for some groups. Rows after the last
 In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the
 n columns of B and of D.
 
+Operands of fp8_e4m3 have scales in fp32. A block of 128 x 128 weights has one, [groups, n/128, k/128], and
+128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what DeepSeek-V3 ships); or every row
+of weights has one, [groups, n], and every row of x, [m] (outer).
+
 What a product costs depends on the counts, so a problem states how rows are distributed (`routing`):
 
     uniform   every row draws its group by itself, all groups alike
@@ -42,8 +46,12 @@ NO_ROUTING, NAMED = "none", ("uniform", "skewed")
 MOST_GROUPS = 1023
 #: The standard deviation of the logarithm of skewed popularities.
 SKEW = 1.2
-#: Types of the operands.
-TYPES = ("bf16", "fp16")
+#: Types of operands without scales, and the type of those that have scales.
+TYPES, SCALED_TYPE = ("bf16", "fp16"), "fp8_e4m3"
+#: Scales of the weights and of the rows, in canonical terms.
+SCALES = (("block_128x128", "block_1x128"), ("outer", "outer"))
+#: Outputs of scaled products.
+_SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 
 Counts = npt.NDArray[np.int64]
 
@@ -78,9 +86,9 @@ def check_groups(p: ProblemFields) -> None:
                 f"routing {p.routing}: only a grouped product has one; give groups", "routing"
             )
         return
-    if p.dtype_a not in TYPES or p.dtype_b != p.dtype_a or p.compute != "fp32":
+    if p.dtype_a not in (*TYPES, SCALED_TYPE) or p.dtype_b != p.dtype_a or p.compute != "fp32":
         raise InvalidProblem(
-            f"groups {p.groups}: grouped products are of {' or '.join(TYPES)} in fp32, not "
+            f"groups {p.groups}: grouped products are of {', '.join(TYPES)} or {SCALED_TYPE} in fp32, not "
             f"{p.dtype_a} x {p.dtype_b} in {p.compute}",
             "groups",
         )
@@ -91,16 +99,47 @@ def check_groups(p: ProblemFields) -> None:
         ("beta", "zero", "nothing is added to a grouped product"),
         ("bias", None, "grouped products have no bias: add each group's to its rows afterwards"),
         ("activation", "none", "grouped products have no activation"),
-        *((name, "none", "grouped products have no scales") for name in ("scale_a", "scale_b", "scale_d")),
+        ("scale_d", "none", "outputs of grouped products have no scale"),
     ):  # fmt: skip
         if getattr(p, name) != needed:
             raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
+    _check_scales(p)
     if p.stride_a < p.lda * (p.m - 1) + p.k:
         raise InvalidProblem(
             f"stride_a {p.stride_a} makes the weights of groups overlap (m={p.m}, k={p.k}, lda={p.lda})",
             "stride_a",
         )
     _check_routing(p)
+
+
+def _check_scales(p: ProblemFields) -> None:
+    if p.dtype_a in TYPES:
+        for name in ("scale_a", "scale_b"):
+            if getattr(p, name) != "none":
+                why = f"grouped products of {p.dtype_a} have no scales"
+                raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
+        return
+    if (p.scale_a, p.scale_b) not in SCALES:
+        raise InvalidProblem(
+            f"grouped products of {SCALED_TYPE} have scales of blocks (block_128x128 of the weights with "
+            f"block_1x128 of the rows) or of both's rows (outer), not {p.scale_a} of the weights with "
+            f"{p.scale_b} of the rows",
+            "scale_a",
+        )
+    if p.scale_dtype != "fp32":
+        raise InvalidProblem(
+            f"scale_dtype {p.scale_dtype}: scales of grouped products are fp32", "scale_dtype"
+        )
+    if p.dtype_d not in _SCALED_OUTPUTS:
+        raise InvalidProblem(
+            f"dtype_d {p.dtype_d}: grouped products of {SCALED_TYPE} have outputs of "
+            f"{', '.join(_SCALED_OUTPUTS)}",
+            "dtype_d",
+        )
+    if p.fast_accumulation:
+        raise InvalidProblem(
+            "fast_accumulation true: sums of grouped products are added in fp32", "fast_accumulation"
+        )
 
 
 def _check_routing(p: ProblemFields) -> None:
@@ -162,6 +201,11 @@ def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
     ends = ends_of(p).tolist()
     starts = [0, *ends[:-1]]
     return [(g, start, end) for g, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def scaled_blocks(p: ProblemFields) -> bool:
+    """Whether blocks of a grouped product's operands have scales; else rows, or nothing."""
+    return p.groups > 0 and (p.scale_a, p.scale_b) == SCALES[0]
 
 
 def active_groups(p: ProblemFields) -> int:

@@ -59,15 +59,15 @@ class Layout:
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
-    are any; offsets of a grouped product, whose A has a copy for each group (grouping.py). Zero points of
-    quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer` scales are one value
-    per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous dimension is k:
-    [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128], w's [N/128,
-    K/128]; partial blocks count). block_32 has no layout, since no backend supports it yet."""
+    are any; offsets of a grouped product, whose A and its scales have a copy for each group (grouping.py).
+    Zero points of quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer`
+    scales are one value per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous
+    dimension is k: [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128],
+    w's [N/128, K/128]; partial blocks count). block_32 has no layout, since no backend supports it yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies, packing = problem.batch if stride else 1, DTYPES[kind].packing
-        if problem.groups and stride:  # of a grouped product only the weights have a stride
+        if problem.groups and stride:  # of a grouped product only the weights and their scales have a stride
             copies = problem.groups
         return Layout(rows // packing, columns, ld // packing, stride // packing, copies, DTYPES[kind])
 
@@ -86,15 +86,15 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
         found["bias"] = one(size, 1, size, 0, p.bias)
     for name, outer in (("scale_a", p.m), ("scale_b", p.n), ("scale_d", 1)):
         sizes = {"tensor": 1, "outer": outer}
-        kind = getattr(p, name)
+        kind, many = getattr(p, name), bool(p.groups) and name == "scale_a"
         if p.scale_dtype is None:
             continue
         if kind in sizes:
-            found[name] = one(sizes[kind], 1, sizes[kind], 0, p.scale_dtype)
+            found[name] = one(sizes[kind], 1, sizes[kind], many * sizes[kind], p.scale_dtype)
         elif kind in BLOCKS:
             side, depth = BLOCKS[kind]
-            along_k = -(-p.k // depth)
-            found[name] = one(along_k, -(-outer // side), along_k, 0, p.scale_dtype)
+            along_k, lines = -(-p.k // depth), -(-outer // side)
+            found[name] = one(along_k, lines, along_k, many * along_k * lines, p.scale_dtype)
     if p.zero_a in STORED_ZEROS:
         groups = groups_of(p)
         if p.zero_a == "uint4":  # words of 8 rows, of 4 bytes each

@@ -104,10 +104,11 @@ class GemmProblem(ProblemFields):
             total += self.m * self.n * c * (self.batch if self.stride_c or self.batch == 1 else 1)
         if self.bias is not None:
             total += (self.m if self.bias_axis == "m" else self.n) * DTYPES[self.bias].bytes
-        for scale, rows in ((self.scale_a, self.m), (self.scale_b, self.n)):
+        of_a = active_groups(self) if self.groups else 1
+        for scale, rows, times in ((self.scale_a, self.m, of_a), (self.scale_b, self.n, 1)):
             if scale in BLOCKS and self.scale_dtype is not None:
                 side, depth = BLOCKS[scale]
-                total += -(-rows // side) * -(-self.k // depth) * DTYPES[self.scale_dtype].bytes
+                total += -(-rows // side) * -(-self.k // depth) * times * DTYPES[self.scale_dtype].bytes
         if self.zero_a in STORED_ZEROS:
             kind = "uint4" if self.zero_a == "uint4" else self.scale_dtype or "fp32"
             total += DTYPES[kind].size(self.m * groups_of(self))

@@ -1,18 +1,22 @@
 """Grouped products of mixtures of experts: our kernels, torch's own calls, and the reading bound.
 
     python -m benchmarks.grouped --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
+        [--kinds bf16 fp8_blocks fp8_rows]
 
 Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3 and Mixtral on one device, all experts on it
 (tensor and expert parallelism 1): gate and up together, [2 * intermediate, hidden] of every expert, and down,
 [hidden, intermediate]. A token is a row of each of its top experts. Routings are those of backends/grouping.py. Rows
 are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
-Qwen3-30B-A3B alone.
+Qwen3-30B-A3B alone. Kinds (default: bf16): bf16; fp8 (e4m3) with scales of 128 x 128 weights and of 128 elements of a
+row, or of the weights' rows and the rows, to bf16. `over_bf16` of a row of fp8 is `best_us` of the same product of bf16
+in this run over its own.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` torch's call as the tuning
 times it, whose result is copied to D; `defaults` has all of torch's calls in the final, which interleaves them with
-our best and so has the device in one state: `over_defaults` is the fastest of them over `best_us`. `grouped_mm_us` is torch._grouped_mm timed by itself in a CUDA graph, without
-that copy, and `loop_us` a loop of torch.mm over the experts that have rows, whose counts the host must know.
-`torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
+our best and so has the device in one state: `over_defaults` is the fastest of them over `best_us`. `grouped_mm_us` is
+torch._grouped_mm timed by itself in a CUDA graph, without that copy, and `loop_us` a loop of torch.mm over the experts
+that have rows, whose counts the host must know. Of fp8 they are `scaled_grouped_mm_us` (scales of rows alone; with the
+copy) and `scaled_loop_us`, a loop of torch._scaled_mm. `torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
 experts that have rows, and the rows, and to write the result, at the measured bandwidth, or to multiply at the
 measured rate; None if it could not be measured. `share_of_reading` is that of reading and writing alone.
 """
@@ -21,18 +25,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from backends.errors import DeviceError, GemmtuneError
-from backends.grouping import NAMED, active_groups, counts_of, ends_of, spans_of
+from backends.grouping import NAMED, active_groups, counts_of
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
-from benchmarks.graph_time import graph_us
+from benchmarks.grouped_calls import torch_times
 from benchmarks.lowbit import screened
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
@@ -46,10 +51,14 @@ MODELS: dict[str, tuple[int, int, int, int]] = {
 }  # fmt: skip
 LAYERS = ("gate_up", "down")
 TOKENS = (1, 8, 64, 512, 4096)
+#: Kind -> the operands' type, and their scales.
+KINDS: dict[str, tuple[str, dict[str, str]]] = {
+    "bf16": ("bf16", {}),
+    "fp8_blocks": ("fp8_e4m3", {"scale_a": "block_1x128", "scale_b": "block_128x128"}),
+    "fp8_rows": ("fp8_e4m3", {"scale_a": "outer", "scale_b": "outer"}),
+}
 #: The share of the device's memory that weights may take: all of DeepSeek-V3's, three times.
 _MEMORY = 0.9
-#: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
-_WALKED, _MOST_CALLS = 2**28, 16
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,16 @@ class Case:
     layer: str
     tokens: int
     routing: str
+    kind: str = "bf16"
 
     @property
     def problem(self) -> GemmProblem:
-        """Rows of bf16 by every expert's weights."""
+        """Rows by every expert's weights, to bf16."""
         experts, top, hidden, inter = MODELS[self.model]
         n, k = (2 * inter, hidden) if self.layer == "gate_up" else (hidden, inter)
-        return from_linear(self.tokens * top, n, k, "bf16", groups=experts, routing=self.routing)
+        dtype, scales = KINDS[self.kind]
+        routed: dict[str, Any] = {"groups": experts, "routing": self.routing}
+        return from_linear(self.tokens * top, n, k, dtype, dtype_d="bf16", **routed, **scales)
 
     def words(self) -> dict[str, Any]:
         """The case as a row has it."""
@@ -77,57 +89,12 @@ class Case:
         }  # fmt: skip
 
 
-def cases(models: Sequence[str], tokens: Sequence[int], routings: Sequence[str]) -> Iterator[Case]:
-    """Every product, few tokens first."""
-    for count in tokens:
-        for model in models:
-            for layer in LAYERS:
-                for routing in routings:
-                    yield Case(model, layer, count, routing)
-
-
-# ---- torch by itself -----------------------------------------------------------------------------
-
-
-def torch_times(found: FoundDevice, case: Case) -> dict[str, Any]:
-    """Microseconds of torch's calls, each timed in a CUDA graph over different weights. A call that torch refuses is
-    its message."""
-    import torch  # noqa: PLC0415  (optional)
-
-    device, own = torch.device("cuda", found.index), dict[str, Any]()
-    for name, call in (("grouped_mm_us", _grouped_mm), ("loop_us", _loop)):
-        try:
-            own[name] = _graph_us(torch, device, case.problem, call)
-        except Exception as error:  # whatever torch raises: the other rows go on
-            own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
-        torch.cuda.empty_cache()
-    return own
-
-
-def _grouped_mm(torch: Any, p: GemmProblem, x: Any, w: Any, out: Any) -> Callable[[], Any]:
-    offsets, weights = torch.tensor(ends_of(p), device=x.device), w.transpose(-2, -1)
-    return lambda: torch._grouped_mm(x, weights, offs=offsets)
-
-
-def _loop(torch: Any, p: GemmProblem, x: Any, w: Any, out: Any) -> Callable[[], Any]:
-    parts = [(x[start:end], w[group].t(), out[start:end]) for group, start, end in spans_of(p)]
-
-    def call() -> None:
-        for left, right, to in parts:
-            torch.mm(left, right, out=to)
-
-    return call
-
-
-def _graph_us(torch: Any, device: Any, p: GemmProblem, of: Any) -> float:
-    x = torch.randn(p.n, p.k, device=device, dtype=torch.bfloat16)
-    out = torch.empty(p.n, p.m, device=device, dtype=torch.bfloat16)
-    count = max(1, min(_MOST_CALLS, -(-_WALKED // p.bytes_read)))
-    count = max(1, min(count, int(0.5 * torch.cuda.mem_get_info(device)[0] / (p.groups * p.m * p.k * 2))))
-    weights = [
-        torch.empty(p.groups, p.m, p.k, device=device, dtype=torch.bfloat16).normal_() for _ in range(count)
-    ]
-    return graph_us(torch, [of(torch, p, x, w, out) for w in weights])
+def cases(
+    models: Sequence[str], tokens: Sequence[int], routings: Sequence[str], kinds: Sequence[str] = ("bf16",)
+) -> Iterator[Case]:
+    """Every product, few tokens first; its kinds follow one another."""
+    for count, model, layer, routing, kind in product(tokens, models, LAYERS, routings, kinds):
+        yield Case(model, layer, count, routing, kind)
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -175,10 +142,24 @@ def _by_family(tuned: Tuned) -> dict[str, float]:
     return found
 
 
+#: Figures of torch's calls by themselves.
+ALONE = ("grouped_mm_us", "loop_us", "scaled_grouped_mm_us", "scaled_loop_us")
+
+
+def over_bf16(found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float | None:
+    """Our best time of the same product of bf16, of an earlier row, over a row's; None of bf16 itself."""
+    same = ("model", "layer", "tokens", "routing")
+    for one in rows:
+        if one["kind"] == "bf16" and all(one[name] == found[name] for name in same):
+            best = one.get("best_us"), found.get("best_us")
+            return best[0] / best[1] if found["kind"] != "bf16" and best[0] and best[1] else None
+    return None
+
+
 def ratios(found: dict[str, Any]) -> dict[str, Any]:
     """What the row's times are over our best."""
     best = found.get("best_us")
-    alone = [found[name] for name in ("grouped_mm_us", "loop_us") if found.get(name)]
+    alone = [found[name] for name in ALONE if found.get(name)]
     torch_us = min(alone) if alone else None
     out: dict[str, Any] = {"torch_us": torch_us}
     own = min(found.get("defaults", {}).values(), default=None)
@@ -189,26 +170,26 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-_MEANS = ("over_torch", "over_default", "over_defaults", "share_of_bound", "share_of_reading")
+_MEANS = ("over_torch", "over_default", "over_defaults", "over_bf16", "share_of_bound", "share_of_reading")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means for each model, over all and for each number of tokens; the least ratio of each."""
+    """Geometric means for each model and kind, over all and for each number of tokens; the least ratio of
+    each."""
     out = []
-    for model in MODELS:
-        for tokens in (None, *TOKENS):
-            mine = [
-                one for one in rows
-                if one["model"] == model and tokens in (None, one["tokens"]) and one.get("best_us")
-            ]  # fmt: skip
-            if not mine:
-                continue
-            means: dict[str, Any] = {"model": model, "tokens": tokens, "rows": len(mine)}
-            for name in _MEANS:
-                values = [one[name] for one in mine if one.get(name)]
-                means[name] = geometric_mean(values) if values else None
-                means[f"least_{name}"] = min(values) if values else None
-            out.append(means)
+    for model, kind, tokens in product(MODELS, KINDS, (None, *TOKENS)):
+        mine = [
+            one for one in rows
+            if (one["model"], one["kind"]) == (model, kind) and tokens in (None, one["tokens"]) and one.get("best_us")
+        ]  # fmt: skip
+        if not mine:
+            continue
+        means: dict[str, Any] = {"model": model, "kind": kind, "tokens": tokens, "rows": len(mine)}
+        for name in _MEANS:
+            values = [one[name] for one in mine if one.get(name)]
+            means[name] = geometric_mean(values) if values else None
+            means[f"least_{name}"] = min(values) if values else None
+        out.append(means)
     return out
 
 
@@ -217,28 +198,29 @@ def measure(options: argparse.Namespace) -> None:
     started = time.monotonic()
     found = machine(options.device, 1)[0]
     models = MODELS if options.models is None else options.models
-    wanted = list(
-        cases(("qwen3-30b-a3b",) if options.quick else tuple(models), options.tokens, options.routings)
-    )
+    chosen = ("qwen3-30b-a3b",) if options.quick else tuple(models)
+    kinds = [kind for kind in KINDS if kind in options.kinds]  # bf16 first, for over_bf16()
+    wanted = list(cases(chosen, options.tokens, options.routings, kinds))
     with_torch = options.device == "cuda" and "torch" in found.environment.libraries
     alone: dict[Case, dict[str, Any]] = {}
     if with_torch:  # before the device process takes its memory
         for case in wanted:
-            alone[case] = torch_times(found, case)
+            alone[case] = torch_times(found, case.problem)
             say(f"torch {case}: {alone[case]}")
     rows: list[dict[str, Any]] = []
     with DeviceClient(found, kernel_cache()) as runner:
-        ceilings = ceilings_of(runner, ["bf16"])
+        types = dict.fromkeys(case.problem.dtype_a for case in wanted)
+        ceilings = {dtype: ceilings_of(runner, [dtype]) for dtype in types}
         for case in wanted:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
                 say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
                 break
             one = {
                 **case.words(),
-                **tuned_row(runner, case, options.seconds, ceilings),
+                **tuned_row(runner, case, options.seconds, ceilings[case.problem.dtype_a]),
                 **alone.get(case, {}),
             }
-            rows.append({**one, **ratios(one)})
+            rows.append({**one, **ratios(one), "over_bf16": over_bf16(one, rows)})
             say(_line(rows[-1]))
             _write(options.json, found, rows, len(wanted), options.seconds)
 
@@ -247,15 +229,15 @@ def _line(one: dict[str, Any]) -> str:
     names = (
         "best_us",
         "default_us",
-        "grouped_mm_us",
-        "loop_us",
+        *ALONE,
         "reading_us",
         "over_torch",
+        "over_bf16",
         "share_of_reading",
     )
     figures = ", ".join(f"{name} {one[name]:.3g}" for name in names if one.get(name))
     who = f"{one.get('family')} {one.get('parameters')}" if "error" not in one else one["error"]
-    return f"{one['model']} {one['layer']} {one['tokens']} {one['routing']}: {figures}; {who}"
+    return f"{one['model']} {one['layer']} {one['tokens']} {one['routing']} {one['kind']}: {figures}; {who}"
 
 
 def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: int, seconds: float) -> None:
@@ -278,6 +260,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--routings", nargs="+", default=list(NAMED), choices=list(NAMED))
+    parser.add_argument("--kinds", nargs="+", default=["bf16"], choices=list(KINDS))
     measure(parser.parse_args())
 
 

@@ -97,6 +97,18 @@ GROUPED = tuple(
         (300, 133, 520, 40, "skewed"), (257, 130, 72, 4, [0, 0, 0, 257]), (64, 136, 2056, 3, "uniform"),
     )
 )  # fmt: skip
+#: The same of 8-bit floats, with scales of blocks and of rows.
+GROUPED_BYTES = tuple(
+    from_linear(m, n, k, "fp8_e4m3", groups=groups, routing=routing, scale_a=of_x, scale_b=of_w, **more)
+    for of_x, of_w, more in (
+        ("block_1x128", "block_128x128", {}), ("block_1x128", "block_128x128", {"ldd": 317, "dtype_d": "fp32"}),
+        ("outer", "outer", {"dtype_d": "fp16"}),
+    )
+    for m, n, k, groups, routing in (
+        (1, 300, 272, 8, "uniform"), (83, 200, 144, 6, [0, 70, 0, 1, 12, 0]), (33, 96, 1040, 1, "uniform"),
+        (300, 133, 528, 40, "skewed"), (257, 130, 80, 4, [0, 0, 0, 257]), (64, 136, 2064, 3, "uniform"),
+    )
+)  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
 LARGE = (
@@ -129,7 +141,8 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    mine = [problem for problem in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED) if family.supports(problem)]
+    every = (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES)
+    mine = [problem for problem in every if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
         return [(each, one) for each in problems for one in islice(family.solutions(each, environment), 1)]

@@ -86,7 +86,7 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     left64 = _scaled(p, inputs, "scale_b", left.astype(np.float64))
     chosen = slice(None) if columns is None else columns
     if p.groups:
-        product, right_norm = _grouped(p, left64, inputs["a"][:, chosen], case.seed)
+        product, right_norm = _grouped(p, left64, inputs, chosen, case.seed)
     else:
         right64 = _right(p, inputs, chosen)
         product = np.matmul(left64, right64)
@@ -142,12 +142,21 @@ def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.
     return _scaled(p, inputs, "scale_a", right[:, :, columns].astype(np.float64), columns)
 
 
-def _grouped(p: GemmProblem, left: Float, weights: Array, seed: int) -> tuple[Float, Float]:
-    """The product of every row by its group's weights [groups, columns, k], and the weights' norms, both
-    [1, n, columns]."""
+def _grouped(
+    p: GemmProblem,
+    left: Float,
+    inputs: Mapping[str, Array],
+    columns: npt.NDArray[np.int64] | slice,
+    seed: int,
+) -> tuple[Float, Float]:
+    """The product of every row by the given rows of its group's weights, scaled, and these weights' norms,
+    both [1, n, columns]."""
+    weights = inputs["a"][:, columns]
     product, norms = (np.zeros((1, p.n, weights.shape[1])) for _ in range(2))
     for group, start, end in spans_of(p):
         right = weights[group : group + 1].astype(np.float64).swapaxes(1, 2)
+        own = {name: inputs[name][group : group + 1] for name in ("scale_a",) if name in inputs}
+        right = _scaled(p, own, "scale_a", right, columns)
         rows = left[:, start:end]
         product[:, start:end] = np.matmul(rows, right)
         _certify(product[:, start:end], rows, right, seed)

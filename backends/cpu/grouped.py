@@ -16,6 +16,7 @@ from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, th
 from backends.cpu.host import Array, HostOperands, array_at
 from backends.cpu.torch_gemm import import_torch, set_torch_threads, tensor
 from backends.environment import Environment
+from backends.grouping import TYPES
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -28,8 +29,9 @@ class GroupedLoop(LibraryFamily):
     library = ""
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether the problem is a grouped product whose output has the type of its operands."""
-        return problem.groups > 0 and problem.dtype_d == problem.dtype_a
+        """Whether the problem is a grouped product without scales whose output has the type of its
+        operands."""
+        return problem.groups > 0 and problem.dtype_a in TYPES and problem.dtype_d == problem.dtype_a
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """One candidate for each thread count, all cores first."""

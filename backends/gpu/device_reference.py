@@ -13,7 +13,7 @@ from backends.dtypes import DTYPES, INTEGER, DType
 from backends.errors import UnsupportedProblem
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Function
-from backends.grouping import NO_ROUTING, spans_of
+from backends.grouping import NO_ROUTING, scaled_blocks, spans_of
 from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
@@ -205,6 +205,15 @@ class GpuReference:
         weights = DTYPES[p.dtype_a].size(group * p.stride_a)
         rows = DTYPES[p.dtype_b].size(start * p.ldb)
         given = replace(operands, a=operands.a + weights, b=operands.b + rows)
+        shapes = layouts(p)
+        if "scale_a" in shapes:
+            of_a, of_b = shapes["scale_a"], shapes["scale_b"]
+            of_row = of_b.ld if scaled_blocks(p) else 1
+            given = replace(
+                given,
+                scale_a=operands.scale_a + group * of_a.stride * of_a.dtype.bytes,
+                scale_b=operands.scale_b + start * of_row * of_b.dtype.bytes,
+            )
         self.compute(own, given, bound, expected + 8 * start * p.m, tolerance + 4 * start * p.m)
 
     def compare(

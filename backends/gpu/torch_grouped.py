@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
 from backends.gpu.torch_gemm import TorchRuntime
-from backends.grouping import spans_of
+from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
+from backends.grouping import SCALED_TYPE, TYPES, scaled_blocks, spans_of
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -28,7 +29,8 @@ _GROUPED_MM, _ARCHS = (2, 8), ("sm_90", "sm_100")
 
 class TorchGrouped(LibraryFamily):
     """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
-    has rows; the host knows the counts, as it does in no model that runs as a graph)."""
+    has rows; the host knows the counts, as it does in no model that runs as a graph). Of 8-bit floats with
+    scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group."""
 
     name = "torch-grouped"
     library = "torch"
@@ -36,15 +38,23 @@ class TorchGrouped(LibraryFamily):
     def __init__(self, platform: str) -> None:
         """`platform` as torch names it: CUDA or ROCm."""
         self.title = f"torch with {platform}"
-        self._calls = CALLS if platform == "CUDA" else CALLS[1:]
+        self._cuda = platform == "CUDA"
+
+    def _calls(self, problem: GemmProblem) -> tuple[str, ...]:
+        if problem.dtype_a == SCALED_TYPE:
+            return SCALED_CALLS if self._cuda else ()
+        return CALLS if self._cuda else CALLS[1:]
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether the problem is a grouped product whose output has the type of its operands."""
-        return problem.groups > 0 and problem.dtype_d == problem.dtype_a
+        """Whether the problem is a grouped product whose output has the type of its operands, or bf16 for
+        8-bit floats."""
+        if problem.dtype_a == SCALED_TYPE:
+            return self._cuda and problem.groups > 0 and problem.dtype_d == "bf16"
+        return problem.groups > 0 and problem.dtype_a in TYPES and problem.dtype_d == problem.dtype_a
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """The calls that take the problem, a user's default first."""
-        for call in self._calls:
+        for call in self._calls(problem):
             solution = Solution(
                 self.name, self.version, {"call": call}, environment.libraries.get(self.library)
             )
@@ -57,10 +67,12 @@ class TorchGrouped(LibraryFamily):
             return f"torch has no grouped call for {problem.slug} to {problem.dtype_d}"
         if rule := self.another_build(solution, environment):
             return rule
-        call = solution.parameters.get("call")
-        if len(solution.parameters) != 1 or call not in self._calls:
-            known = ", ".join(self._calls)
+        call, calls = solution.parameters.get("call"), self._calls(problem)
+        if len(solution.parameters) != 1 or call not in calls:
+            known = ", ".join(calls)
             return f"a torch-grouped solution has call, one of {known}, not {solution.parameters}"
+        if problem.dtype_a == SCALED_TYPE:
+            return scaled_rule(problem, str(call), environment)
         return _grouped_mm_rule(problem, environment) if call == "grouped_mm" else None
 
     def load(
@@ -84,7 +96,7 @@ def _grouped_mm_rule(p: GemmProblem, environment: Environment) -> str | None:
 
 
 class TorchGroupedKernel:
-    """One of CALLS for one problem."""
+    """One of CALLS or SCALED_CALLS for one problem."""
 
     workspace_bytes = 0
 
@@ -105,8 +117,15 @@ class TorchGroupedKernel:
             x, d, offsets = (
                 runtime.tensor(shapes[name], getattr(operands, name), 1) for name in ("b", "d", "offsets")
             )
-            weights = runtime.tensor(shapes["a"], operands.a, p.groups).reshape(p.groups, p.m, -1).mT
-        steps = self._steps(runtime.torch, x, weights, d, offsets.reshape(-1))
+            weights = runtime.tensor(shapes["a"], operands.a, p.groups).reshape(p.groups, p.m, -1)
+            tensors = {"b": x, "a": weights, "d": d, "offsets": offsets.reshape(-1)}
+            if "scale_a" in shapes:
+                of_a, of_b = shapes["scale_a"], shapes["scale_b"]
+                rows = runtime.tensor(of_a, operands.scale_a, p.groups).reshape(p.groups, -1, of_a.rows)
+                columns = runtime.tensor(of_b, operands.scale_b, 1)
+                tensors["scale_a"] = rows if scaled_blocks(p) else rows.reshape(p.groups, -1)
+                tensors["scale_b"] = columns if scaled_blocks(p) else columns.reshape(-1)
+            steps = self._steps(runtime.torch, tensors)
         guard = runtime.guard
 
         def launch() -> None:
@@ -116,11 +135,15 @@ class TorchGroupedKernel:
 
         return launch
 
-    def _steps(self, torch: Any, x: Any, weights: Any, d: Any, offsets: Any) -> list[Callable[[], Any]]:
+    def _steps(self, torch: Any, tensors: Mapping[str, Any]) -> list[Callable[[], Any]]:
+        p = self._problem
+        if self._call in SCALED_CALLS:
+            return scaled_steps(torch, p, self._call, tensors)
+        x, weights, d, offsets = (tensors[name] for name in ("b", "a", "d", "offsets"))
         if self._call == "grouped_mm":
-            multiply = torch._grouped_mm
-            return [lambda: d.copy_(multiply(x, weights, offs=offsets))]
-        parts = [(x[start:end], weights[g], d[start:end]) for g, start, end in spans_of(self._problem)]
+            multiply, across = torch._grouped_mm, weights.mT
+            return [lambda: d.copy_(multiply(x, across, offs=offsets))]
+        parts = [(x[start:end], weights[g].t(), d[start:end]) for g, start, end in spans_of(p)]
 
         def of_group(left: Any, right: Any, out: Any) -> Callable[[], Any]:
             return lambda: torch.mm(left, right, out=out)

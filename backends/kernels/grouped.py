@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 from backends.environment import Environment
-from backends.grouping import counts_of
+from backends.grouping import SCALED_TYPE, counts_of, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
+from backends.kernels.scaled import matrix_types
 from backends.kernels.tensor_map import argument_type
-from backends.operands import Operands
+from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 
 #: Types of the operands, and of their sums.
 COMPUTES = (("fp16", "fp32"), ("bf16", "fp32"))
+#: The same for families that also multiply 8-bit floats with scales.
+SCALED_COMPUTES = (*COMPUTES, (SCALED_TYPE, "fp32"))
 #: The fewest groups that a kernel is compiled for.
 _LEAST_GROUPS = 32
 
@@ -26,6 +30,15 @@ class GroupedArgs(GemmArgs):
     """grouped.h: GroupedArgs."""
 
     _fields_ = (("ends", ctypes.c_void_p), ("groups", ctypes.c_int), ("unused", ctypes.c_int))
+
+
+class ScaledGroupedArgs(GroupedArgs):
+    """grouped.h: ScaledGroupedArgs."""
+
+    _fields_ = (  # type: ignore[assignment]  # mypy wants the fields of GroupedArgs
+        ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p),
+        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,16 +66,43 @@ class GroupedConfig(KernelConfig):
         return "" if self.clustered == 1 else f", GEMMTUNE_CLUSTER({self.clustered}, 1)"
 
     @property
+    def _argument(self) -> type[GroupedArgs]:
+        return ScaledGroupedArgs if self.product.problem.dtype_a == SCALED_TYPE else GroupedArgs
+
+    @property
     def argument_bytes(self) -> int:
-        """Bytes of GroupedArgs, and of tensor maps behind them."""
-        return ctypes.sizeof(argument_type(len(self.tensors), GroupedArgs))
+        """Bytes of the argument, and of tensor maps behind it."""
+        return ctypes.sizeof(argument_type(len(self.tensors), self._argument))
 
     def arguments(self, operands: Operands, workspace: int) -> GroupedArgs:
         """The launch's argument."""
-        found, gemm = GroupedArgs(), super().arguments(operands, workspace)
+        found, gemm = self._argument(), super().arguments(operands, workspace)
         ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
         found.blocks, found.ends, found.groups = self.blocks, operands.offsets, self.product.problem.groups
+        if isinstance(found, ScaledGroupedArgs):
+            shapes = layouts(self.product.problem)
+            found.scale_a, found.scale_b = operands.scale_a, operands.scale_b
+            found.scale_a_bytes, found.scale_b_bytes = shapes["scale_a"].bytes, shapes["scale_b"].bytes
         return found
+
+    @property
+    def sums(self) -> str:
+        """The class of a second launch, which these families never make."""
+        p = self.product.problem
+        return f"gemmtune::AddSlices<{matrix_types(p)}>" if p.dtype_a == SCALED_TYPE else super().sums
+
+
+def types_of(p: GemmProblem) -> str:
+    """The types of the product's elements as template argument: Types<...>, or MatrixTypes<...> of 8-bit
+    floats."""
+    return matrix_types(p) if p.dtype_a == SCALED_TYPE else OrientedGemm(p).types
+
+
+def scales_of(p: GemmProblem) -> str:
+    """grouped.h: enum GroupedScales, for the problem."""
+    if p.dtype_a != SCALED_TYPE:
+        return "gemmtune::kUnscaled"
+    return "gemmtune::kBlockScales" if scaled_blocks(p) else "gemmtune::kRowScales"
 
 
 def capacity(p: GemmProblem) -> int:
@@ -75,11 +115,14 @@ def table_bytes(p: GemmProblem) -> int:
     return 8 * capacity(p)
 
 
-def unsupported_groups(p: GemmProblem) -> str | None:
-    """Why no family for grouped products has the problem, or None."""
+def unsupported_groups(p: GemmProblem, computes: tuple[tuple[str, str], ...]) -> str | None:
+    """Why a family for grouped products of these types does not have the problem, or None. (A grouped problem
+    of 8-bit floats has no scales or output but those that kernels have.)"""
     if p.groups == 0:
         return "these kernels multiply rows of groups by the groups' weights; this is a product of one matrix"
-    return unsupported_types(p, COMPUTES)
+    if p.dtype_a == SCALED_TYPE and (p.dtype_a, p.compute) in computes:
+        return None
+    return unsupported_types(p, computes)
 
 
 def lines_rule(product: OrientedGemm) -> str | None:
@@ -102,8 +145,13 @@ def most_tiles(product: OrientedGemm, rows: int, columns: int) -> int:
 
 def tiles(product: OrientedGemm, rows: int, columns: int) -> int:
     """The tiles of the problem's own counts."""
-    across = sum(-(-int(count) // columns) for count in counts_of(product.problem))
-    return ceil(product.m / rows) * across
+    return ceil(product.m / rows) * _across(product.problem, columns)
+
+
+@lru_cache(maxsize=256)
+def _across(p: GemmProblem, columns: int) -> int:
+    """Tiles of so many columns across all groups. A search asks thousands of times."""
+    return int((-(-counts_of(p) // columns)).sum())
 
 
 def units_of(environment: Environment) -> int:

@@ -96,6 +96,10 @@ def problems() -> tuple[GemmProblem, ...]:
         found.append(from_linear(m, n, k, x, **how))
     for kind, (m, n, k, groups, routing) in product(("bf16", "fp16"), _GROUPED):
         found.append(from_linear(m, n, k, kind, groups=groups, routing=routing))
+    modes = (("block_1x128", "block_128x128"), ("outer", "outer"))
+    for (of_x, of_w), (m, n, k, groups, routing) in product(modes, _GROUPED):
+        how = {"groups": groups, "routing": routing, "scale_a": of_x, "scale_b": of_w}
+        found.append(from_linear(m, n, k // 16 * 16, "fp8_e4m3", **how))
     return tuple(dict.fromkeys(found))
 
 

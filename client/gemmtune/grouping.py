@@ -11,6 +11,9 @@ from gemmtune.values import check_size
 
 #: The named distributions of rows over groups, the most groups and rows, the types of the operands.
 _ROUTINGS, _MOST_GROUPS, _MOST_ROWS, _TYPES = ("uniform", "skewed"), 1023, 2**31 - 1, ("bf16", "fp16")
+#: The type of operands with scales, the scales of the weights and of the rows, and the outputs.
+_SCALED_TYPE, _SCALES = "fp8_e4m3", (("block_128x128", "block_1x128"), ("outer", "outer"))
+_SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 
 
 def grouping(groups: int, routing: str | Sequence[int] | None) -> dict[str, Any]:
@@ -32,17 +35,22 @@ def check_groups(p: Mapping[str, Any]) -> None:
     groups, routing = p.get("groups", 0), p.get("routing")
     if not groups:
         return
-    if p["dtype_a"] not in _TYPES or p["dtype_b"] != p["dtype_a"] or p["compute"] != "fp32":
+    if p["dtype_a"] not in (*_TYPES, _SCALED_TYPE) or p["dtype_b"] != p["dtype_a"] or p["compute"] != "fp32":
         raise ProblemError(
-            f"groups {groups}: grouped products are of bf16 or fp16 in fp32, not {p['dtype_a']}", "groups"
+            f"groups {groups}: grouped products are of bf16, fp16 or {_SCALED_TYPE} in fp32, not "
+            f"{p['dtype_a']}",
+            "groups",
         )
     plain = {
         "trans_a": "T", "trans_b": "N", "batch": 1, "alpha": "one", "beta": "zero", "bias": None,
-        "activation": "none", "scale_a": "none", "scale_b": "none", "scale_d": "none",
+        "activation": "none", "scale_d": "none",
     }  # fmt: skip
-    for name, needed in plain.items():
+    unscaled = {"scale_a": "none", "scale_b": "none"} if p["dtype_a"] in _TYPES else {}
+    for name, needed in (plain | unscaled).items():
         if p[name] != needed:
             raise ProblemError(f"{name} {p[name]}: grouped products have {needed}", name)
+    if not unscaled:
+        _check_scales(p)
     if p["stride_a"] < p["lda"] * (p["m"] - 1) + p["k"]:
         raise ProblemError(f"stride_a {p['stride_a']} makes the weights of groups overlap", "stride_a")
     if routing in _ROUTINGS:
@@ -56,4 +64,24 @@ def check_groups(p: Mapping[str, Any]) -> None:
         raise ProblemError(
             f"routing has {len(parts)} counts of {sum(map(int, parts))} rows for {groups} groups of {p['n']}",
             "routing",
+        )
+
+
+def _check_scales(p: Mapping[str, Any]) -> None:
+    if (p["scale_a"], p["scale_b"]) not in _SCALES or p["scale_dtype"] != "fp32":
+        raise ProblemError(
+            f"grouped products of {_SCALED_TYPE} have fp32 scales of blocks (block_128x128 of weights with "
+            f"block_1x128 of the rows) or of both's rows (outer), not {p['scale_a']} with {p['scale_b']} of "
+            f"{p['scale_dtype']}",
+            "scale_a",
+        )
+    if p["dtype_d"] not in _SCALED_OUTPUTS:
+        raise ProblemError(
+            f"dtype_d {p['dtype_d']}: grouped products of {_SCALED_TYPE} have outputs of "
+            f"{', '.join(_SCALED_OUTPUTS)}",
+            "dtype_d",
+        )
+    if p["fast_accumulation"]:
+        raise ProblemError(
+            "fast_accumulation true: sums of grouped products are added in fp32", "fast_accumulation"
         )

@@ -33,7 +33,10 @@ from service.formats.core.row_text import problem_text, problem_wire
 
 BASE: dict[str, Any] = {"m": 64, "n": 96, "k": 128, "dtype": "bf16", "trans_b": True, "groups": 8}
 GIVEN = {**BASE, "m": 6, "groups": 3, "routing": [1, 0, 5]}
+FP8 = {**BASE, "dtype": "fp8_e4m3", "dtype_d": "bf16"}
+BLOCKS = {**FP8, "n": 200, "k": 320, "scaling": {"a": "block_1x128", "b": "block_128x128"}}
 FORMS = (
+    BLOCKS, {**FP8, "scaling": "row"}, {**BLOCKS, "dtype_d": "fp32", "routing": [8] * 8},
     BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
     {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
 )  # fmt: skip
@@ -82,7 +85,18 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"alpha": 2.0}, "alpha", "not scaled"),
     ({"batch": 2}, "batch", "one product"),
     ({"scaling": "tensor"}, "scaling", "no scales"),
-    ({"dtype": "fp32"}, "groups", "bf16 or fp16"),
+    ({"dtype": "fp32"}, "groups", "bf16, fp16 or fp8_e4m3"),
+    ({"dtype": "int8", "scaling": "row"}, "groups", "not int8 x int8 in int32"),
+    ({"dtype": "fp8_e4m3_fnuz", "scaling": "row"}, "groups", "not fp8_e4m3_fnuz"),
+    ({"dtype": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2"),
+    ({"dtype": "fp8_e4m3", "dtype_b": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2 x fp8_e4m3"),
+    ({"dtype": "fp8_e4m3"}, "scaling", "not none of the weights with none of the rows"),
+    ({"dtype": "fp8_e4m3", "scaling": "tensor"}, "scaling", "not tensor of the weights"),
+    ({**FP8, "scaling": {"a": "block_128x128", "b": "block_128x128"}}, "scaling", "block_1x128 of the rows"),
+    ({**FP8, "scaling": {"a": "row", "b": "row", "dtype": "fp8_e8m0"}}, "scaling", "are fp32"),
+    ({**FP8, "scaling": {"a": "row", "b": "row", "d": "tensor"}}, "scaling", "no scale"),
+    ({**FP8, "scaling": "row", "dtype_d": "fp8_e4m3"}, "dtype_d", "bf16, fp16, fp32"),
+    ({**FP8, "scaling": "row", "fast_accumulation": True}, "fast_accumulation", "added in fp32"),
     ({"strides": {"b": 96}}, "strides", "overlap"),
 )  # fmt: skip
 
@@ -142,6 +156,21 @@ def test_bytes_of_active_groups_alone() -> None:
     assert problem.flops == 2 * 6 * 96 * 128
     shapes = layouts(problem)
     assert (shapes["a"].copies, shapes["offsets"].bytes, shapes["d"].columns) == (3, 12, 6)
+
+
+def test_scales_of_every_group() -> None:
+    """Partial blocks count. Scales of rows of x are those of all groups, in x's order."""
+    blocks = problem_from_wire(BLOCKS)
+    shapes = layouts(blocks)
+    scales = shapes["scale_a"], shapes["scale_b"]
+    assert [(one.copies, one.columns, one.rows, one.stride) for one in scales] == [
+        (8, 2, 3, 6),
+        (1, 64, 3, 0),
+    ]
+    rows = layouts(problem_from_wire({**FP8, "scaling": "row"}))
+    assert (rows["scale_a"].copies, rows["scale_a"].elements, rows["scale_b"].elements) == (8, 8 * 96, 64)
+    some = problem_from_wire({**BLOCKS, "routing": [64, *[0] * 7]})
+    assert some.bytes_read == 200 * 320 + 64 * 320 + 4 * 8 + 4 * (2 * 3 + 64 * 3)
 
 
 HERE = {

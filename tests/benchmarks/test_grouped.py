@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.grouped import LAYERS, MODELS, TOKENS, Case, cases, ratios, summary
+from backends.environment import Environment
+from benchmarks.grouped import KINDS, LAYERS, MODELS, TOKENS, Case, cases, over_bf16, ratios, summary
+from benchmarks.grouped_calls import calls
 
 
 def test_every_product_of_a_layer_once_with_few_tokens_first() -> None:
@@ -17,6 +19,35 @@ def test_every_product_of_a_layer_once_with_few_tokens_first() -> None:
     assert sizes["mixtral-8x7b", "gate_up"] == (28672, 4096, 8)
     assert sizes["deepseek-v3", "down"] == (7168, 2048, 256)
     assert sizes["qwen3-30b-a3b", "gate_up"] == (1536, 2048, 128)
+
+
+def test_kinds_are_of_the_same_product() -> None:
+    found = list(cases(("deepseek-v3",), (8,), ("uniform",), tuple(KINDS)))
+    assert [one.kind for one in found] == [*KINDS, *KINDS]
+    assert {(one.problem.m, one.problem.k) for one in found[:3]} == {(4096, 7168)}
+    assert [(one.problem.dtype_a, one.problem.scale_a, one.problem.dtype_d) for one in found[:3]] == [
+        ("bf16", "none", "bf16"), ("fp8_e4m3", "block_128x128", "bf16"), ("fp8_e4m3", "outer", "bf16"),
+    ]  # fmt: skip
+
+
+def test_every_kind_has_calls_of_torchs_to_compare_with() -> None:
+    here = Environment(
+        "cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"torch": "2.11.0+cu130"}
+    )
+    for case in cases(tuple(MODELS), (8,), ("uniform",), tuple(KINDS)):
+        names = {"bf16": ["grouped_mm_us", "loop_us"], "fp8_blocks": ["scaled_loop_us"]}
+        assert list(calls(case.problem, here)) == names.get(
+            case.kind, ["scaled_grouped_mm_us", "scaled_loop_us"]
+        )
+
+
+def test_times_are_over_those_of_bf16() -> None:
+    case = {"model": "mixtral-8x7b", "layer": "down", "tokens": 1, "routing": "uniform"}
+    bf16, fp8 = {**case, "kind": "bf16", "best_us": 18.0}, {**case, "kind": "fp8_blocks", "best_us": 10.0}
+    assert over_bf16(fp8, [bf16]) == pytest.approx(1.8)
+    assert over_bf16(bf16, [bf16]) is None
+    assert over_bf16({**fp8, "tokens": 8}, [bf16]) is None
+    assert over_bf16(fp8, [{**bf16, "best_us": None}]) is None
 
 
 def test_a_row_says_how_rows_are_distributed() -> None:
@@ -40,7 +71,7 @@ def test_ratios_are_over_the_best_of_torchs_calls() -> None:
 
 def test_means_of_models_and_tokens() -> None:
     rows = [
-        {"model": "mixtral-8x7b", "tokens": tokens, "best_us": 1.0, "over_torch": ratio}
+        {"model": "mixtral-8x7b", "kind": "bf16", "tokens": tokens, "best_us": 1.0, "over_torch": ratio}
         for tokens, ratio in ((1, 2.0), (8, 8.0))
     ]
     found = {one["tokens"]: one for one in summary([*rows, {**rows[0], "best_us": None}])}

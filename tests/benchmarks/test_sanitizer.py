@@ -29,6 +29,7 @@ from benchmarks.sanitizer_pairs import (
     BYTES,
     FAMILIES,
     GROUPED,
+    GROUPED_BYTES,
     LARGE,
     PROBLEMS,
     QUANTISED,
@@ -69,7 +70,10 @@ def test_problems_are_of_every_kind() -> None:
     for name in FAMILIES:
         least = 3 if isinstance(GPU_FAMILIES[name], FrameworkFamily) else 15
         assert (
-            sum(GPU_FAMILIES[name].supports(one) for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED))
+            sum(
+                GPU_FAMILIES[name].supports(one)
+                for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES)
+            )
             >= least
         ), name
 

@@ -27,6 +27,18 @@ from tuners.verify import Verifier, compare
 PROBLEM = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1])
 
 
+#: Operands with scales; partial blocks of k and of the weights' rows.
+SCALED = {
+    "blocks": from_linear(
+        61, 200, 320, "fp8_e4m3", groups=5, routing=[0, 31, 0, 29, 1], scale_a="block_1x128",
+        scale_b="block_128x128", lda=336, ldb=352,
+    ),
+    "rows": from_linear(
+        61, 40, 80, "fp8_e4m3", groups=5, routing=[0, 31, 0, 29, 1], scale_a="outer", scale_b="outer"
+    ),
+}  # fmt: skip
+
+
 def computed(p: GemmProblem, inputs: Any, shift: int = 0) -> Any:
     """The product in single precision; `shift`: by the weights of another group."""
     out = np.zeros((1, p.n, p.m), np.float32)
@@ -42,6 +54,34 @@ def test_what_kernels_compute_is_right(kind: str, distribution: str) -> None:
     problem = from_linear(61, 40, 72, kind, groups=5, routing="skewed")
     reference, inputs = make_reference(Case(problem, 3, distribution, "exact"))
     assert compare(reference, computed(problem, inputs)).wrong == ""
+
+
+def of_scales(p: GemmProblem, inputs: Any, shift: int = 0) -> Any:
+    """The product of operands with scales, by their definition; `shift`: with those of another group."""
+    out = np.zeros((1, p.n, p.m))
+    blocks = p.scale_a == "block_128x128"
+    of_rows = inputs["scale_b"][0] if blocks else inputs["scale_b"][0, 0][:, None]
+    x = inputs["b"][0].astype(np.float64) * (of_rows.repeat(128, axis=1)[:, : p.k] if blocks else of_rows)
+    for group, start, end in spans_of(p):
+        scales = inputs["scale_a"][(group + shift) % p.groups]
+        whole = scales.repeat(128, axis=0).repeat(128, axis=1)[: p.m, : p.k] if blocks else scales[0][:, None]
+        out[0, start:end] = x[start:end] @ (inputs["a"][group].astype(np.float64) * whole).T
+    return to_host(out, DTYPES[p.dtype_d])
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4])
+@pytest.mark.parametrize("name", SCALED)
+def test_every_group_has_scales(name: str, distribution: str) -> None:
+    reference, inputs = make_reference(Case(SCALED[name], 3, distribution, "exact"))
+    assert compare(reference, of_scales(SCALED[name], inputs)).wrong == ""
+    assert "elements are off" in compare(reference, of_scales(SCALED[name], inputs, shift=1)).wrong
+
+
+def test_cases_of_scaled_products_keep_their_scales() -> None:
+    found = cases(SCALED["blocks"], 1, 0)
+    assert {(one.problem.scale_a, one.problem.scale_b) for one in found} == {("block_128x128", "block_1x128")}
+    aligned = next(one.problem for one in found if one.name == "ragged, aligned")
+    assert (aligned.k, aligned.lda % 16, aligned.ldb % 16, aligned.stride_a % 16) == (320, 0, 0, 0)
 
 
 def test_a_mistake_shows() -> None:
@@ -122,9 +162,11 @@ def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_a_devices_own_reference_is_the_hosts(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("kind", ["bf16", *SCALED])
+def test_a_devices_own_reference_is_the_hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     device = emulated(BinaryCache(tmp_path_factory.mktemp("reference")), units=1)
-    problem = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1], lda=80, ldb=88)
+    plain = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1], lda=80, ldb=88)
+    problem = SCALED.get(kind, plain)
     case = Case(problem, 3, "normal", "exact")
     expected, inputs = make_reference(case)
     at = {}

@@ -7,7 +7,7 @@
 // the same weights.
 #pragma once
 
-#include "device/args.h"
+#include "device/matrix_epilogue.h"
 
 namespace gemmtune {
 
@@ -16,6 +16,33 @@ struct GroupedArgs {
     GemmArgs gemm;    // of all groups: n is the number of B's columns, stride_a is from group to group
     const int* ends;  // of each group's columns
     int groups, unused;
+};
+
+// The same, with scales (backends/kernels/grouped.py: ScaledGroupedArgs).
+struct ScaledGroupedArgs : GroupedArgs {
+    const float *scale_a, *scale_b;    // of every group's weights; of the columns of all groups
+    i64 scale_a_bytes, scale_b_bytes;  // of all scales
+};
+
+// Which elements share a scale. kRowScales: a row of the weights, and a column. kBlockScales: 128 x 128 weights, and 128
+// elements of a column: [groups][ceil(m / 128)][ceil(k / 128)] and [n][ceil(k / 128)].
+enum GroupedScales { kUnscaled = 0, kRowScales = 1, kBlockScales = 2 };
+constexpr int kScaleBlock = 128;
+
+// What differs between 16-bit floats and 8-bit ones, which have scales.
+template <typename TYPES>
+struct GroupedOf;
+template <typename INPUT, typename C, typename D_TYPE, typename BIAS>
+struct GroupedOf<Types<INPUT, C, D_TYPE, BIAS>> {
+    using T = INPUT;
+    using D = D_TYPE;
+    using Args = GroupedArgs;
+};
+template <typename A, typename C, typename D_TYPE, typename BIAS>
+struct GroupedOf<MatrixTypes<A, A, C, D_TYPE, BIAS>> {
+    using T = A;
+    using D = D_TYPE;
+    using Args = ScaledGroupedArgs;
 };
 
 // A tile: its group, the group's first column, and the tile's first row, first column and columns.

@@ -13,6 +13,7 @@
 //   expect_bytes()            arrives, and lets the phase wait for that many more bytes
 //   arrive() arrive_at()      arrive at this block's barrier, or at the one at the same offset in another block
 //                             of the cluster
+//   arrive_after_copies()     arrives when all of this thread's earlier copy_async() have arrived
 //   wait_phase()              waits until the phase of that parity has ended (0: the first phase)
 //   fetch_map()               prefetches a tensor map for later copies
 //   copy_box()                starts the copy of the box at (x, y, z). Elements outside the tensor are zero,
@@ -83,6 +84,9 @@ GEMMTUNE_DEVICE void expect_bytes(Barrier* barrier, int bytes) {
 }
 GEMMTUNE_DEVICE void arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+GEMMTUNE_DEVICE void arrive_after_copies(Barrier* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 // (Released at the default CTA scope: the thread that waits orders no memory access but wgmma's reads, which
 // have completed. A release at cluster scope would be a fence of the whole device.)

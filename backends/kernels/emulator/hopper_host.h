@@ -126,17 +126,37 @@ inline bool bring_box(const void* what) {
     return settled(*barrier);
 }
 
+// Lets something come as late as possible.
+template <typename T>
+inline void queue(bool (*bring)(const void*), const T& what) {
+    Arrival arrival{bring, {}};
+    static_assert(sizeof what <= sizeof arrival.what, "what comes is short");
+    memcpy(arrival.what, &what, sizeof what);
+    machine.under_way.push_back(arrival);
+}
+
 // Queues the copy or, in reverse, performs it at once.
 inline void send(const Box& box) {
     if (machine.reversed) {
         bring_box(&box);
         return fail_if_any();
     }
-    Arrival arrival{bring_box, {}};
-    static_assert(sizeof box <= sizeof arrival.what, "what comes is short");
-    memcpy(arrival.what, &box, sizeof box);
-    machine.under_way.push_back(arrival);
+    queue(bring_box, box);
     memset(box.to, 0xff, box_bytes(box.map));  // a read of the old contents finds NaN
+}
+
+// Copies that a thread started itself (copy_async4()), and its arrival behind them.
+inline bool bring_copy(const void* what) {
+    Copy copy;
+    memcpy(&copy, what, sizeof copy);
+    return perform(copy), false;
+}
+inline bool bring_arrival(const void* what) {
+    Barrier* barrier;
+    memcpy(&barrier, what, sizeof barrier);
+    if (barrier->pending == 0) return machine.fault = "more threads arrive at a barrier than its phase has", true;
+    --barrier->pending;
+    return settled(*barrier);
 }
 
 // Adds to this lane's sums, or (ADD false) sets them to, the product of the matrices at two descriptors: 64 lines and
@@ -205,6 +225,15 @@ inline void expect_bytes(Barrier* barrier, int bytes) {
 }
 inline void arrive(Barrier* barrier) { host::arrive_once(host::placed(barrier)); }
 inline void arrive_at(Barrier* barrier, int rank) { host::arrive_once(*host::peer(barrier, rank)); }
+inline void arrive_after_copies(Barrier* barrier) {
+    Barrier& mine = host::placed(barrier);
+    if (!host::is_started(mine)) host::fail("a thread arrives at a barrier that nobody has started");
+    if (host::machine.reversed) return host::arrive_once(mine);
+    auto& copies = host::machine.fibers[host::machine.current].copies;
+    for (const host::Copy& copy : copies) host::queue(host::bring_copy, copy);
+    copies.clear();
+    host::queue(host::bring_arrival, barrier);
+}
 inline void wait_phase(Barrier* barrier, unsigned parity) {
     if (!host::is_started(host::placed(barrier)))
         host::fail("a thread waits at a barrier that nobody has started");

@@ -309,7 +309,7 @@ inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, v
 }
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->groups, void()) {
-    tell_operands(&args->gemm);
+    tell_operands(&args->gemm), tell_scales(args, 0);
 }
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->scale_bytes, void()) {
@@ -318,7 +318,7 @@ inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args
 }
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.gemm.a_bytes, void()) {
-    tell_operands(&args->product.gemm);
+    tell_operands(&args->product.gemm), tell_scales(&args->product, 0);
 }
 // The argument of a kernel that copies lines names every copy's source.
 template <typename ARGS>

@@ -13,9 +13,9 @@
 // share a scale, and 128 activations of a column; the sums of 128 elements of k are scaled before they are added.
 #pragma once
 
+#include "device/byte_tiles.h"
 #include "device/line_copies.h"
 #include "device/matrix_epilogue.h"
-#include "device/mma_bytes.h"
 
 namespace gemmtune {
 
@@ -29,9 +29,7 @@ struct BytesRing {
     static constexpr int kAll = ROWS * WARPS_M;                            // rows of a block
     static constexpr int kStep = 64, kSteps = BK / kStep;                  // elements of k; steps of a chunk
     static constexpr int kTiles = ROWS / 16, kHalves = (COLUMNS + 7) / 8;  // accumulators down and across
-    static constexpr int kDeep = 128, kRun = BLOCKS ? kDeep / kStep : 1;   // k of a scale; steps between scalings
-    // Tiles whose weights are in registers while activations are read once.
-    static constexpr int kMost = kHalves >= 8 ? 2 : 4, kAtOnce = kTiles % kMost == 0 ? kMost : kTiles > kMost ? 1 : kTiles;
+    static constexpr int kDeep = 128;                                      // elements of k that share a scale
     static constexpr int kScales = BLOCKS ? BK / kDeep : 0;  // of a tile's rows, or of a column, in a chunk
     // Where the parts of a slot begin.
     static constexpr int kX = kAll * BK, kS = kX + COLUMNS * BK, kT = kS + kAll / 16 * kScales * 4;
@@ -77,10 +75,7 @@ struct BytesRing {
             commit_copies();  // also an empty group: groups are counted
             next += WARPS_K, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
-            if (WARPS_K == 1 || next - SLOTS * WARPS_K < end) {
-                GEMMTUNE_UNROLL
-                for (int tile = 0; tile < kTiles; tile += kAtOnce) multiply(ring + from, reads, tile, sum);
-            }
+            if (WARPS_K == 1 || next - SLOTS * WARPS_K < end) Tiles::multiply(ring + from, reads, sum);
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
         }
         wait_copies<0>();
@@ -93,7 +88,8 @@ struct BytesRing {
     }
 
 private:
-    using Sums = Sum[kTiles][kHalves][4];
+    using Tiles = ByteTiles<Products, kTiles, kHalves, kSteps, BLOCKS>;
+    using Sums = typename Tiles::Sums;
 
     static GEMMTUNE_DEVICE void team_barrier(int team) {
         if constexpr (WARPS_M == 1) warp_barrier();
@@ -187,54 +183,6 @@ private:
             return reinterpret_cast<const float*>(slot + kT)[last * kScales + of];
         }
     };
-
-    // A chunk's products of kAtOnce tiles, from `first` on. Where there are many sums, a loop keeps the compiler from
-    // reading a whole chunk before it uses the first of it.
-    static GEMMTUNE_DEVICE void multiply(const char* slot, const Reads& reads, int first, Sums& sum) {
-        if constexpr (kAtOnce * kHalves >= 8) {
-            GEMMTUNE_ROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        } else {
-            GEMMTUNE_UNROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        }
-    }
-
-    // kRun steps, from `from` on.
-    static GEMMTUNE_DEVICE void multiply_run(const char* slot, const Reads& reads, int first, int from, Sums& sum) {
-        Sum part[kAtOnce][kHalves][4] = {};
-        GEMMTUNE_UNROLL
-        for (int step = from; step < from + kRun; ++step) {
-            typename Products::Fragment rows[kAtOnce][2];
-            GEMMTUNE_UNROLL
-            for (int t = 0; t < kAtOnce; ++t) {
-                GEMMTUNE_UNROLL
-                for (int lower = 0; lower < 2; ++lower)
-                    rows[t][lower] = Products::of_a(reads.weights(slot, (first + t) * 16 + lower * 8, step));
-            }
-            GEMMTUNE_UNROLL
-            for (int half = 0; half < kHalves; ++half) {
-                const auto columns = Products::of_b(reads.inputs(slot, half, step));
-                GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t)
-                    Products::add(BLOCKS ? part[t][half] : sum[first + t][half], rows[t][0], rows[t][1], columns);
-            }
-        }
-        if constexpr (BLOCKS) {
-            const int of = from / kRun, pair = lane_index() % 4 * 2;
-            GEMMTUNE_UNROLL
-            for (int half = 0; half < kHalves; ++half) {
-                const float scale[2] = {reads.of_column(slot, half * 8 + pair, of),
-                                        reads.of_column(slot, half * 8 + pair + 1, of)};
-                GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t) {
-                    const float whole = reads.of_rows(slot, first + t, of);
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; ++i) sum[first + t][half][i] += part[t][half][i] * (whole * scale[i % 2]);
-                }
-            }
-        }
-    }
 
     // A warp's sums, column by column.
     static GEMMTUNE_DEVICE void lay_out(const Sums& sum, Sum* part, int member) {

@@ -12,31 +12,43 @@
 // order, as long as both agree: a lane reads 16 contiguous bytes of a line, eight elements, for two instructions.
 // Every second line has the halves of each 128 bytes exchanged, so that lines that are read together lie in different
 // banks (ring_lines.h).
+//
+// 8-bit floats are converted to fp16 in registers and multiplied by the same instruction (byte_tiles.h). Scales of blocks
+// are copied with their chunk; scales of rows multiply a tile's finished sums.
 #pragma once
 
-#include "device/epilogue.h"
+#include "device/byte_tiles.h"
 #include "device/grouped.h"
 #include "device/mma.h"
 
 namespace gemmtune {
 
 // BLOCKS: resident blocks of a multiprocessor.
-template <typename TYPES, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS>
+template <typename TYPES, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS,
+          GroupedScales SCALES = kUnscaled>
 struct GroupedRing {
-    using Args = GroupedArgs;
-    using T = typename TYPES::Input;
-    using D = typename TYPES::D;
+    using Of = GroupedOf<TYPES>;
+    using Args = typename Of::Args;
+    using T = typename Of::T;
+    using D = typename Of::D;
+    static constexpr bool kBytes = sizeof(T) == 1;
     static constexpr int kTeam = 32 * WARPS_M, kThreads = kTeam * WARPS_K, kMinBlocks = BLOCKS;
-    static constexpr int kAll = ROWS * WARPS_M;                             // rows of a block
-    static constexpr int kLine = BK * 2, kUnits = BK / 8;                   // of a line: bytes, 16-byte words
-    static constexpr int kOn = kTeam / kUnits;                              // lines that a team copies side by side
-    static constexpr int kTiles = ROWS / 16, kHalves = COLUMNS / 8;         // accumulators down and across
-    static constexpr int kSlot = (kAll + COLUMNS) * kLine, kRings = WARPS_K * SLOTS * kSlot;
-    static constexpr int kPitch = kAll + 8, kPart = COLUMNS * kPitch;       // of a team's sums, in floats
+    static constexpr int kAll = ROWS * WARPS_M;                                  // rows of a block
+    static constexpr int kSize = static_cast<int>(sizeof(T)), kOfUnit = 16 / kSize;
+    static constexpr int kLine = BK * kSize, kUnits = kLine / 16;                // of a line: bytes, 16-byte words
+    static constexpr int kOn = kTeam / kUnits;                                   // lines that a team copies side by side
+    static constexpr int kTiles = ROWS / 16, kHalves = COLUMNS / 8;              // accumulators down and across
+    // Scales of a chunk of a tile's rows or of a column, and where they begin: those of kAll / 16 tiles, of COLUMNS.
+    static constexpr int kScales = SCALES == kBlockScales ? BK / kScaleBlock : 0;
+    static constexpr int kS = (kAll + COLUMNS) * kLine, kT = kS + kAll / 16 * kScales * 4;
+    static constexpr int kSlot = (kT + COLUMNS * kScales * 4 + 15) / 16 * 16, kRings = WARPS_K * SLOTS * kSlot;
+    static constexpr int kPitch = kAll + 8, kPart = COLUMNS * kPitch;            // of a team's sums, in floats
     using Tiles = GroupedTiles<GROUPS, COLUMNS, kAll>;
     static constexpr int kTable = kRings + WARPS_K * kPart * 4, kSharedBytes = kTable + Tiles::kBytes;
-    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
-    static_assert(ROWS % 16 == 0 && COLUMNS % 8 == 0 && BK % 64 == 0 && SLOTS >= 2, "whole tiles, whole banks");
+    static_assert(kSize <= 2 && kWarp == 32, "8-bit or 16-bit elements in fragments of 32 lanes");
+    static_assert(kBytes == (SCALES != kUnscaled), "8-bit floats have scales");
+    static_assert(ROWS % 16 == 0 && COLUMNS % 8 == 0 && kLine % 128 == 0 && SLOTS >= 2, "whole tiles, whole banks");
+    static_assert(SCALES != kBlockScales || BK % kScaleBlock == 0, "whole blocks");
     static_assert(kOn >= 1 && kAll % kOn == 0, "a team copies whole lines of weights at a time");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
 
@@ -52,7 +64,7 @@ struct GroupedRing {
         const unsigned step = static_cast<unsigned>(args.blocks);
         if (block_x() >= tiles.tiles) return;
         const int total = static_cast<int>((tiles.tiles - 1 - block_x()) / step + 1) * turns;
-        Copies copies(args);
+        Copies copies(all);
         unsigned next = block_x(), tile = next;  // tiles: whose chunks are copied, and multiplied
         int copied = 0, copy_turn = 0, turn = 0, to = 0, from = 0;
         Sums sum = {};
@@ -65,7 +77,7 @@ struct GroupedRing {
                 team_barrier(team);  // this chunk has arrived; the previous one's place is free
             }
             if (copied < total) {
-                if (copy_turn == 0) copies.start(args, tiles.place(next));
+                if (copy_turn == 0) copies.start(all, tiles.place(next));
                 const int chunk = copy_turn * WARPS_K + team;
                 if (chunk < chunks) copies.chunk(ring + to, chunk);
                 ++copied;
@@ -77,7 +89,7 @@ struct GroupedRing {
             if (turn * WARPS_K + team < chunks) multiply(ring + from, member, sum);
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
             if (++turn < turns) continue;
-            store(args, tiles.place(tile), sum, reinterpret_cast<float*>(shared + kRings), team, member);
+            store(all, tiles.place(tile), sum, reinterpret_cast<float*>(shared + kRings), team, member);
             GEMMTUNE_UNROLL
             for (auto& down : sum)
                 for (auto& across : down)
@@ -102,22 +114,33 @@ private:
     // This thread's copies: the same word of every kOn-th line of a tile's weights and columns.
     struct Copies {
         const char *a, *b;
+        const float *of_rows, *of_columns;  // kBlockScales: of the tile's first rows, and of its first column
         i64 step_a, step_b;
         int line, unit, rows, columns, k;
+        int mine, blocks, offset, all_rows, all_columns;  // kBlockScales: along k; the first row's place in its block
 
-        GEMMTUNE_DEVICE explicit Copies(const GemmArgs& args) : a(nullptr), b(nullptr), rows(0), columns(0) {
-            const int mine = static_cast<int>(thread_index()) % kTeam;
+        GEMMTUNE_DEVICE explicit Copies(const Args& all)
+            : a(nullptr), b(nullptr), of_rows(nullptr), of_columns(nullptr), rows(0), columns(0) {
+            const GemmArgs& args = all.gemm;
+            mine = static_cast<int>(thread_index()) % kTeam;
             line = mine / kUnits, unit = mine % kUnits;
-            step_a = opaque(args.lda * (2 * kOn)), step_b = opaque(args.ldb * (2 * kOn));
-            k = args.k - unit * 8;
+            step_a = opaque(args.lda * (kSize * kOn)), step_b = opaque(args.ldb * (kSize * kOn));
+            k = args.k - unit * kOfUnit, blocks = (args.k - 1) / kScaleBlock + 1;
         }
 
-        GEMMTUNE_DEVICE void start(const GemmArgs& args, const GroupedTilePlace& at) {
+        GEMMTUNE_DEVICE void start(const Args& all, const GroupedTilePlace& at) {
+            const GemmArgs& args = all.gemm;
             const i64 row = at.group * args.stride_a + (at.row + line) * args.lda;
             const i64 column = (static_cast<i64>(at.start) + at.column + line) * args.ldb;
-            a = static_cast<const char*>(args.a) + (row + unit * 8) * 2;
-            b = static_cast<const char*>(args.b) + (column + unit * 8) * 2;
+            a = static_cast<const char*>(args.a) + (row + unit * kOfUnit) * kSize;
+            b = static_cast<const char*>(args.b) + (column + unit * kOfUnit) * kSize;
             rows = args.m - at.row - line, columns = at.columns - line;
+            if constexpr (SCALES == kBlockScales) {
+                const i64 down = (args.m - 1) / kScaleBlock + 1;
+                offset = at.row % kScaleBlock, all_rows = args.m - at.row, all_columns = at.columns;
+                of_rows = all.scale_a + (at.group * down + at.row / kScaleBlock) * blocks;
+                of_columns = all.scale_b + (static_cast<i64>(at.start) + at.column) * blocks;
+            }
         }
 
         // Lines that do not exist are neither copied nor set to zero: each line contributes to its own sums alone,
@@ -130,9 +153,24 @@ private:
             } else {
                 clear<kAll + COLUMNS>(slot);
             }
+            if constexpr (SCALES == kBlockScales) copy_scales(slot, number * kScales);
         }
 
     private:
+        // Scales of the chunk's blocks, from block `from` on. Those that do not exist are zero.
+        GEMMTUNE_DEVICE void copy_scales(char* slot, int from) const {
+            for (int i = mine; i < kAll / 16 * kScales; i += kTeam) {
+                const int row = i / kScales * 16, block = from + i % kScales;
+                const bool there = row < all_rows && block < blocks;
+                const int on = there ? (offset + row) / kScaleBlock * blocks + block : 0;
+                copy_async4(slot + kS + i * 4, of_rows + on, there ? 4 : 0);
+            }
+            for (int i = mine; i < COLUMNS * kScales; i += kTeam) {
+                const int column = i / kScales, block = from + i % kScales;
+                const bool there = column < all_columns && block < blocks;
+                copy_async4(slot + kT + i * 4, of_columns + (there ? column * blocks + block : 0), there ? 4 : 0);
+            }
+        }
         template <int LINES>
         GEMMTUNE_DEVICE void copy(char* slot, int first, const char* source, i64 step, int left) const {
             GEMMTUNE_UNROLL
@@ -149,7 +187,32 @@ private:
         }
     };
 
+    // Where a lane reads (byte_tiles.h).
+    struct Reads {
+        int row, first, word;  // the warp's first row in the block; the lane's row of every eight, and its word
+        GEMMTUNE_DEVICE explicit Reads(int member)
+            : row(member * ROWS), first(lane_index() / 4), word(lane_index() % 4) {}
+        GEMMTUNE_DEVICE Words weights(const char* slot, int from, int step) const {
+            return read_shared<Words>(slot + place(row + from + first, step * 4 + word));
+        }
+        GEMMTUNE_DEVICE Words inputs(const char* slot, int half, int step) const {
+            return read_shared<Words>(slot + place(kAll + half * 8 + first, step * 4 + word));
+        }
+        GEMMTUNE_DEVICE float of_rows(const char* slot, int tile, int of) const {
+            return reinterpret_cast<const float*>(slot + kS)[(row / 16 + tile) * kScales + of];
+        }
+        GEMMTUNE_DEVICE float of_column(const char* slot, int column, int of) const {
+            return reinterpret_cast<const float*>(slot + kT)[column * kScales + of];
+        }
+    };
+
     static GEMMTUNE_DEVICE void multiply(const char* slot, int member, Sums& sum) {
+        if constexpr (kBytes)
+            ByteTiles<ByteProducts<T, T>, kTiles, kHalves, BK / 64, SCALES == kBlockScales>::multiply(
+                slot, Reads(member), sum);
+        else multiply_shorts(slot, member, sum);
+    }
+    static GEMMTUNE_DEVICE void multiply_shorts(const char* slot, int member, Sums& sum) {
         const int group = lane_index() / 4, word = lane_index() % 4;
         GEMMTUNE_UNROLL_BY(2)
         for (int step = 0; step < BK / 32; ++step) {
@@ -181,8 +244,9 @@ private:
     }
 
     // Adds the teams' sums and stores them; neighbouring threads store neighbours in D's columns.
-    static GEMMTUNE_DEVICE void store(const GemmArgs& args, const GroupedTilePlace& at, const Sums& sum, float* parts,
+    static GEMMTUNE_DEVICE void store(const Args& all, const GroupedTilePlace& at, const Sums& sum, float* parts,
                                       int team, int member) {
+        const GemmArgs& args = all.gemm;
         const int group = lane_index() / 4, pair = lane_index() % 4 * 2;
         block_barrier();  // the previous tile's sums have been read
         GEMMTUNE_UNROLL
@@ -205,6 +269,10 @@ private:
             float whole = 0.0f;
             GEMMTUNE_UNROLL
             for (int part = 0; part < WARPS_K; ++part) whole += parts[part * kPart + column * kPitch + row];
+            if constexpr (SCALES == kRowScales)
+                if (row < rows)
+                    whole *= all.scale_a[static_cast<i64>(at.group) * args.m + at.row + row] *
+                             all.scale_b[at.start + at.column + column];
             if (row < rows) d[column * args.d_column + row] = narrow<D>(whole);
         }
     }

@@ -49,7 +49,7 @@ class GroupedTile(TileFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, or None."""
-        return unsupported_groups(problem)
+        return unsupported_groups(problem, self.computes)
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """Candidates by clocks()."""

@@ -10,33 +10,45 @@
 // CLUSTER blocks along x have neighbouring blocks of rows of the same weights, and use the same columns: each requests
 // a part of them, which TMA multicasts to all. A stage is free when all of them have read it.
 //
+// 8-bit floats (wgmma_bytes.h): a step is 128 elements deep, and its sums are added in fp32, as an instruction keeps about
+// 14 bits of them. Scales of blocks come with a step's operands: the lanes of the producer warp copy those of the tile's
+// columns and of each warpgroup's 64 rows to the stage, and arrive at its barrier behind them. Scales of rows multiply
+// finished sums.
+//
 // A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
 #pragma once
 
-#include "device/epilogue.h"
 #include "device/grouped.h"
-#include "device/hopper.h"
+#include "device/wgmma_bytes.h"
 
 namespace gemmtune {
 
 // BLOCKS: resident blocks of a multiprocessor.
-template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int CLUSTER, int BLOCKS>
+template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int CLUSTER, int BLOCKS,
+          GroupedScales SCALES = kUnscaled>
 struct GroupedWgmma {
-    using T = typename TYPES::Input;
-    using D = typename TYPES::D;
-    using Args = TensorArgs<2, GroupedArgs>;  // maps of the weights and of the columns
+    using Of = GroupedOf<TYPES>;
+    using T = typename Of::T;
+    using D = typename Of::D;
+    using Product = typename Of::Args;
+    using Args = TensorArgs<2, Product>;  // maps of the weights and of the columns
     using Tiles = GroupedTiles<GROUPS, BN, BM * CLUSTER>;  // of a cluster
-    static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kDeep / 16;
+    static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kMapLine / 32;
+    static constexpr bool kBytes = sizeof(T) == 1, kBlocks = SCALES == kBlockScales;
     static constexpr int kWorkers = BM / 16;  // consumer warps; the producer warp is the last
     static constexpr int kThreads = 32 * (kWorkers + 1), kMinBlocks = BLOCKS;
     static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
     static constexpr int kColumns = 16, kPitch = 16 + 16 / static_cast<int>(sizeof(D));  // of a warp's patch
     static constexpr int kPatch = kColumns * kPitch * static_cast<int>(sizeof(D));
-    static constexpr int kPatches = STAGES * kStage, kBarriers = kPatches + kWorkers * kPatch;
+    // A stage's scales: of the columns, and of the warpgroups' rows.
+    static constexpr int kScales = STAGES * kStage, kStageScales = kBlocks ? BN + 4 : 0;
+    static constexpr int kPatches = kScales + STAGES * kStageScales * 4, kBarriers = kPatches + kWorkers * kPatch;
     static constexpr int kTable = kBarriers + 2 * STAGES * 8;
     static constexpr int kSharedBytes = (kTable + Tiles::kBytes + 1023) / 1024 * 1024;
     static constexpr bool kWaits = true;
-    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit floats, fragments of 32 lanes");
+    static_assert(sizeof(T) <= 2 && kWarp == 32, "8-bit or 16-bit floats, fragments of 32 lanes");
+    static_assert(kBytes == (SCALES != kUnscaled), "8-bit floats have scales");
+    static_assert(!kBlocks || (kDeep == kScaleBlock && BM <= 256), "a step's scales");
     static_assert(BN % (8 * CLUSTER) == 0, "parts are whole groups of eight lines");
     static_assert(BM % 64 == 0 && BN % kColumns == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
 
@@ -48,15 +60,15 @@ struct GroupedWgmma {
         if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers * CLUSTER);
+                start_barrier(&full[stage], kBlocks ? 33 : 1), start_barrier(&empty[stage], kWorkers * CLUSTER);
             started_barriers();
         }
         const int steps = (all.product.gemm.k - 1) / kDeep + 1;
         if (CLUSTER > 1) arrive_at_cluster(), wait_for_cluster();  // what others send comes to barriers that are there
         wait_for_launches();
         const Tiles tiles(all.product, shared + kTable);
-        if (!copies) multiply_tiles(all.product.gemm, tiles, steps, full, empty, shared);
-        else if (lane_index() == 0) copy(all, tiles, steps, full, empty, shared);
+        if (!copies) multiply_tiles(all.product, tiles, steps, full, empty, shared);
+        else if (kBlocks || lane_index() == 0) copy(all, tiles, steps, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
         if (CLUSTER > 1) cluster_barrier<false>();  // others release stages here
     }
@@ -95,11 +107,20 @@ private:
         GEMMTUNE_ROLL
         for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(all.product.gemm)) {
             const GroupedTilePlace at = tiles.place(tile);
+            const ScaleCopies scales(all.product, at);
             GEMMTUNE_ROLL
             for (int step = 0; step < steps; ++step) {
                 Barrier* const done = &full[ring.stage];
                 char* const to = shared + ring.stage * kStage;
                 wait_phase(&empty[ring.stage], ring.parity);
+                if constexpr (kBlocks) {
+                    scales.step(scales_of(shared, ring.stage), step);
+                    arrive_after_copies(done);
+                    if (lane_index() != 0) {
+                        ring.advance();
+                        continue;
+                    }
+                }
                 expect_bytes(done, kStage);
                 copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
                 char* const part = to + kBytesA + rank() * kPart * kMapLine;
@@ -111,8 +132,44 @@ private:
         }
     }
 
-    static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, const Tiles& tiles, int steps, Barrier* full,
+    static GEMMTUNE_DEVICE float* scales_of(char* shared, int stage) {
+        return reinterpret_cast<float*>(shared + kScales) + stage * kStageScales;
+    }
+    // kBlockScales: a lane's copies of the scales of every 32nd column, and of a warpgroup's rows. Those that do not exist
+    // are zero.
+    struct ScaleCopies {
+        const float *of_columns, *of_rows;
+        int blocks, columns;
+        bool rows;
+
+        GEMMTUNE_DEVICE ScaleCopies(const Product& product, const GroupedTilePlace& at)
+            : of_columns(nullptr), of_rows(nullptr), blocks(0), columns(0), rows(false) {
+            if constexpr (kBlocks) {
+                const GemmArgs& args = product.gemm;
+                const int lane = lane_index(), row = at.row + rank() * BM + lane * 64;
+                const i64 down = (args.m - 1) / kScaleBlock + 1;
+                blocks = (args.k - 1) / kScaleBlock + 1, columns = at.columns - lane;
+                rows = lane < BM / 64 && row < args.m;
+                of_columns = product.scale_b + (static_cast<i64>(at.start) + at.column) * blocks;
+                of_rows = rows ? product.scale_a + (at.group * down + row / kScaleBlock) * blocks : of_columns;
+            }
+        }
+        GEMMTUNE_DEVICE void step(float* to, int step) const {
+            const int lane = lane_index();
+            const float* from = of_columns + step;
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < BN; i += 32) {
+                if (BN % 32 != 0 && i + lane >= BN) break;
+                const bool there = i < columns;
+                copy_async4(to + i + lane, there ? from + (i + lane) * blocks : of_columns, there ? 4 : 0);
+            }
+            if (lane < BM / 64) copy_async4(to + BN + lane, rows ? of_rows + step : of_columns, rows ? 4 : 0);
+        }
+    };
+
+    static GEMMTUNE_DEVICE void multiply_tiles(const Product& product, const Tiles& tiles, int steps, Barrier* full,
                                                Barrier* empty, char* shared) {
+        const GemmArgs& args = product.gemm;
         const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
         const u64 first_b = shared_matrix(shared + kBytesA);
         D* const patch = reinterpret_cast<D*>(shared + kPatches + warp_index() * kPatch);
@@ -122,24 +179,111 @@ private:
             float sum[BN / 2];
             GEMMTUNE_UNROLL
             for (float& one : sum) one = 0.0f;
-            int last = 0;
-            GEMMTUNE_ROLL
-            for (int step = 0; step < steps; ++step) {
-                wait_phase(&full[ring.stage], ring.parity);
-                begin_products();
-                const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
-                GEMMTUNE_UNROLL
-                for (int part = 0; part < kSteps; ++part)
-                    multiply<T, BN>(sum, first_a + on + part * kMatrixStep, first_b + on + part * kMatrixStep);
-                end_products();
-                wait_products<1>();  // those of the step before
-                if (step > 0) release(&empty[last]);
-                last = ring.stage;
-                ring.advance();
+            if constexpr (kBytes) add_steps(sum, steps, ring, first_a, first_b, full, empty, shared);
+            else multiply_steps(sum, steps, ring, first_a, first_b, full, empty);
+            const GroupedTilePlace at = tiles.place(tile);
+            if constexpr (SCALES == kRowScales) scale_rows(product, at, sum);
+            store(args, at, sum, patch);
+        }
+    }
+
+    // A tile's products of 16-bit floats.
+    static GEMMTUNE_DEVICE void multiply_steps(float (&sum)[BN / 2], int steps, Ring& ring, u64 first_a, u64 first_b,
+                                               Barrier* full, Barrier* empty) {
+        int last = 0;
+        GEMMTUNE_ROLL
+        for (int step = 0; step < steps; ++step) {
+            wait_phase(&full[ring.stage], ring.parity);
+            begin_products();
+            const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
+            GEMMTUNE_UNROLL
+            for (int part = 0; part < kSteps; ++part)
+                multiply<T, BN>(sum, first_a + on + part * kMatrixStep, first_b + on + part * kMatrixStep);
+            end_products();
+            wait_products<1>();  // those of the step before
+            if (step > 0) release(&empty[last]);
+            last = ring.stage;
+            ring.advance();
+        }
+        wait_products<0>();
+        release(&empty[last]);
+    }
+
+    // Columns of a tile up to which a thread has registers for a step's scales beside its sums.
+    static constexpr int kEarly = 64;
+    // A tile's products of 8-bit floats: every step's sums are added in fp32, multiplied by its scales.
+    static GEMMTUNE_DEVICE void add_steps(float (&sum)[BN / 2], int steps, Ring& ring, u64 first_a, u64 first_b,
+                                          Barrier* full, Barrier* empty, char* shared) {
+        float part[BN / 2];
+        GEMMTUNE_UNROLL
+        for (float& one : part) one = 0.0f;
+        GEMMTUNE_ROLL
+        for (int step = 0; step < steps; ++step) {
+            wait_phase(&full[ring.stage], ring.parity);
+            begin_products();
+            const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
+            GEMMTUNE_UNROLL
+            for (int at = 0; at < kSteps; ++at)
+                multiply_bytes<T, T, BN>(part, first_a + on + at * kMatrixStep, first_b + on + at * kMatrixStep, at > 0);
+            end_products();
+            const float* const scales = scales_of(shared, ring.stage);
+            if constexpr (kBlocks && BN <= kEarly) {
+                const StepScales early(scales);  // read while the products are computed
+                wait_products<0>(), settle(part);
+                warp_barrier();  // all lanes have read the scales
+                release(&empty[ring.stage]);
+                early.add(sum, part);
+            } else {
+                wait_products<0>(), settle(part);
+                if constexpr (kBlocks) {
+                    StepScales(scales).add(sum, part);
+                    warp_barrier();
+                }
+                release(&empty[ring.stage]);
+                if constexpr (!kBlocks) {
+                    GEMMTUNE_UNROLL
+                    for (int at = 0; at < BN / 2; ++at) sum[at] += part[at];
+                }
             }
-            wait_products<0>();
-            release(&empty[last]);
-            store(args, tiles.place(tile), sum, patch);
+            ring.advance();
+        }
+    }
+    // kBlockScales: the scale of a warpgroup's rows times those of a thread's columns, of one step.
+    struct StepScales {
+        float factor[kBlocks ? BN / 4 : 1];
+
+        GEMMTUNE_DEVICE explicit StepScales(const float* stage) {
+            if constexpr (kBlocks) {
+                const float rows = stage[BN + warp_index() / 4];
+                const float* const from = stage + lane_index() % 4 * 2;
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < BN / 4; at += 2) {
+                    const u64 two = *reinterpret_cast<const u64*>(from + at * 4);
+                    factor[at] = rows * as_float(static_cast<unsigned>(two));
+                    factor[at + 1] = rows * as_float(static_cast<unsigned>(two >> 32));
+                }
+            }
+        }
+        GEMMTUNE_DEVICE void add(float (&sum)[BN / 2], const float (&part)[BN / 2]) const {
+            GEMMTUNE_UNROLL
+            for (int at = 0; at < BN / 2; ++at) sum[at] += factor[at / 4 * 2 + at % 2] * part[at];
+        }
+    };
+
+    // kRowScales: multiplies a tile's sums by the scales of its rows and columns.
+    static GEMMTUNE_DEVICE void scale_rows(const Product& product, const GroupedTilePlace& at, float (&sum)[BN / 2]) {
+        const GemmArgs& args = product.gemm;
+        const int row = at.row + rank() * BM + warp_index() * 16 + lane_index() / 4, first = lane_index() % 4 * 2;
+        const float* const of_rows = product.scale_a + static_cast<i64>(at.group) * args.m;
+        const float* const of_columns = product.scale_b + at.start + at.column;
+        const float down[2] = {row < args.m ? load_global(of_rows + row) : 0.0f,
+                               row + 8 < args.m ? load_global(of_rows + row + 8) : 0.0f};
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < BN / 4; ++i) {
+            const int column = first + i / 2 * 8 + i % 2;
+            const float across = column < at.columns ? load_global(of_columns + column) : 0.0f;
+            sum[i / 2 * 4 + i % 2] *= down[0] * across;
+            sum[i / 2 * 4 + i % 2 + 2] *= down[1] * across;
         }
     }
 

@@ -11,16 +11,19 @@ from typing import ClassVar
 from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
+from backends.grouping import scaled_blocks
 from backends.kernels.cluster import scheduled_threads
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.grouped import (
-    COMPUTES,
+    SCALED_COMPUTES,
     GroupedConfig,
     capacity,
     lines_rule,
     most_tiles,
+    scales_of,
     table_bytes,
     tiles,
+    types_of,
     units_of,
     unsupported_groups,
 )
@@ -36,14 +39,18 @@ from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: The compute capability (times ten) of the one architecture that has wgmma; elements of k in a tile.
-_CAPABILITY, _DEEP = 90, 64
-#: Multiply-adds per multiprocessor and clock; bytes that L2 delivers to it; how much faster than its share of
-#: memory bandwidth it reads while others idle. Clocks between two steps of a block, at a tile's end, and of
-#: the launch. They only order the candidates.
+#: The compute capability (times ten) of the one architecture that has wgmma.
+_CAPABILITY = 90
+#: Multiply-adds of 16-bit floats per multiprocessor and clock; bytes that L2 delivers to it; how much faster
+#: than its share of memory bandwidth it reads while others idle. Clocks between two steps of a block, at a
+#: tile's end, and of the launch. They only order the candidates.
 _PRODUCTS, _L2_BYTES, _FASTER, _STEP, _END, _ARRIVAL = 2048.0, 38.0, 2.0, 60.0, 1500.0, 2200.0
 #: Clocks that blocks of a cluster wait for one another, at a step.
 _WAIT = 40.0
+#: Additions of 8-bit floats' sums in fp32, with their scales, relative to a step's multiplications.
+_ADDED = 0.4
+#: Columns of a tile up to which a step's scales are read early (grouped_wgmma.h: kEarly).
+_EARLY = 64
 #: The share of what is not the bound that adds to it.
 _BESIDE = 0.1
 #: The most candidates that are listed, in all and of a tile of D.
@@ -56,15 +63,16 @@ _PATCH_COLUMNS = 16
 
 class GroupedWgmma(KernelFamily):
     """Grouped products on Hopper's tensor cores (wgmma): blocks take tiles of all groups round-robin, and the
-    copy engine (TMA) loads the next tile's operands while a tile is stored.
+    copy engine (TMA) loads the next tile's operands while a tile is stored. Sums of 8-bit floats with scales
+    are added in fp32 every 128 elements of k.
 
     grouped_wgmma.h. Parameters: tile_m (rows of weights) x tile_n (rows of X) of D per block, stages (tiles
-    of 64 along k in shared memory), cluster (blocks with neighbouring rows of weights, which share the rows
-    of X), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
+    of 128 bytes along k in shared memory), cluster (blocks with neighbouring rows of weights, which share the
+    rows of X), blocks_per_unit (of a multiprocessor; they are all of the launch's blocks)."""
 
     name = "grouped-wgmma"
     vendors = ("cuda",)
-    computes = COMPUTES
+    computes = SCALED_COMPUTES
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(16, 257, 16)),
         "stages": (2, 3, 4, 5, 6, 7, 8, 10, 12), "cluster": (1, 2), "blocks_per_unit": (1, 2, 3, 4),
@@ -72,7 +80,7 @@ class GroupedWgmma(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, or None."""
-        return unsupported_groups(problem)
+        return unsupported_groups(problem, self.computes)
 
     def threads(self, values: Values) -> int:
         """Threads of a block: the consumer warps, and a producer warp of which one thread requests copies."""
@@ -83,12 +91,21 @@ class GroupedWgmma(KernelFamily):
         return (number(values, "tile_m") + number(values, "tile_n")) * LINE_BYTES
 
     def shared_bytes(self, problem: GemmProblem, values: Values) -> int:
-        """Bytes of the pipeline, of the warps' patches, of two barriers per stage and of the groups'
-        table."""
+        """Bytes of the pipeline, of its scales of blocks, of the warps' patches, of two barriers per stage
+        and of the groups' table."""
         stages, size = number(values, "stages"), DTYPES[problem.dtype_d].bytes
         patches = number(values, "tile_m") // 16 * _PATCH_COLUMNS * (16 * size + 16)
-        found = stages * self.stage_bytes(values) + patches + 2 * 8 * stages + table_bytes(problem)
+        scales = (number(values, "tile_n") + 4) * 4 if scaled_blocks(problem) else 0
+        found = stages * (self.stage_bytes(values) + scales) + patches + 2 * 8 * stages + table_bytes(problem)
         return -(-found // _SHARED_UNIT) * _SHARED_UNIT
+
+    def sums(self, problem: GemmProblem, values: Values) -> int:
+        """Registers of a thread's sums: twice for 8-bit floats, whose steps are added apart, and in narrow
+        tiles half as many more for scales of blocks."""
+        columns = number(values, "tile_n")
+        if DTYPES[problem.dtype_a].bytes == 2:
+            return columns // 2
+        return columns + (columns // 4 if scaled_blocks(problem) and columns <= _EARLY else 0)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the architecture, what the copy engine takes, shared memory and
@@ -107,7 +124,7 @@ class GroupedWgmma(KernelFamily):
         most = cluster * most_tiles(product, number(values, "tile_m") * cluster, columns)
         return (
             shared_rule(shared, arch)
-            or registers_rule(columns // 2, threads * blocks, arch)
+            or registers_rule(self.sums(problem, values), threads * blocks, arch)
             or grid_rule(most, self.threads(values), product, arch)
         )
 
@@ -135,13 +152,18 @@ class GroupedWgmma(KernelFamily):
         rates, units = arch_of(environment).rates, units_of(environment)
         bm, bn, resident = (number(values, name) for name in ("tile_m", "tile_n", "blocks_per_unit"))
         cluster = number(values, "cluster")
-        count, steps = cluster * tiles(product, bm * cluster, bn), ceil(product.k / _DEEP)
+        size = product.element_bytes
+        deep = LINE_BYTES // size
+        count, steps = cluster * tiles(product, bm * cluster, bn), ceil(product.k / deep)
         busiest = ceil(count / units)
         here = min(resident, busiest)
-        step = max(bm * bn * _DEEP / _PRODUCTS, (bm + bn / cluster) * LINE_BYTES / _L2_BYTES)
+        multiplied = bm * bn * deep * size / 2 / _PRODUCTS
+        if size == 1:  # other warpgroups multiply meanwhile
+            multiplied *= 1 + _ADDED / (here * bm / 64)
+        step = max(multiplied, (bm + bn / cluster) * LINE_BYTES / _L2_BYTES)
         end = _END + bm * bn * 0.05
         work = busiest * (steps * (step + (_STEP + _WAIT * (cluster - 1)) / here) + end / here)
-        once = tiles(product, bm, product.n) * min(bm, product.m) * product.k * 2.0  # every weight
+        once = tiles(product, bm, product.n) * min(bm, product.m) * product.k * float(size)  # every weight
         flight = here * (number(values, "stages") - 0.5) * bm * LINE_BYTES / rates.in_flight_bytes
         speed = min(1.0, flight) * (0.9 + 0.1 * min(1.0, flight / 2))
         read = once / rates.memory_bytes / speed * max(1.0 / units, busiest / count / _FASTER)
@@ -153,8 +175,9 @@ class GroupedWgmma(KernelFamily):
         names = ("tile_m", "tile_n", "stages", "cluster", "blocks_per_unit")
         bm, bn, stages, cluster, blocks = (number(values, name) for name in names)
         numbers = ", ".join(map(str, (capacity(problem), bm, bn, stages, cluster, blocks)))
+        kinds = f"{types_of(problem)}, {numbers}, {scales_of(problem)}"
         return GroupedConfig(
-            product, self.header, f"GroupedWgmma<{product.types}, {numbers}>", self.threads(values),
+            product, self.header, f"GroupedWgmma<{kinds}>", self.threads(values),
             self.shared_bytes(problem, values), cluster * most_tiles(product, bm * cluster, bn),
             spans_batch=True, arch_specific=True, resident=blocks, clustered=cluster,
             tensors=(map_of(product, "a", bm), map_of(product, "b", bn // cluster)),

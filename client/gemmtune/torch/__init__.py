@@ -5,6 +5,8 @@
     with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm, _scaled_mm, _grouped_mm
     with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
     gemmtune.torch.grouped_mm(x, weight, offs)         rows of groups by the groups' weights
+    gemmtune.torch.scaled_grouped_mm(x, weight, scale_x, scale_w, offs)
+                                                       the same of 8-bit floats with scales
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
     gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
 
@@ -22,6 +24,7 @@ from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
 from gemmtune.torch.grouped.layer import moe
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
+from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
 from gemmtune.torch.quantised.adapters import (
     from_awq,
     from_compressed_tensors,
@@ -62,5 +65,6 @@ __all__ = [
     "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
     "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao",
     "grouped_mm", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
-    "quantize", "quantize_model", "record", "report", "scaled_mm", "unpack_int4", "unpack_zeros",
+    "quantize", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "unpack_int4",
+    "unpack_zeros",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import products as grouped
+from gemmtune.torch.grouped import scaled as scaled_grouped
 from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
@@ -104,6 +105,8 @@ def _make(p: AnyProduct, device: Any) -> Any:
         return scaled.make(p, device)
     if isinstance(p, quantised.WeightProduct):
         return quantised.make(p, device)
+    if isinstance(p, scaled_grouped.ScaledGroupedProduct):
+        return scaled_grouped.make(p, device)
     return grouped.make(p, device) if isinstance(p, grouped.GroupedProduct) else make(p, device)
 
 
@@ -122,6 +125,8 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
         calls = [scaled.torch_call(p, one) for one in sets]
     elif isinstance(p, grouped.GroupedProduct):
         calls = [grouped.torch_call(p, one) for one in sets]
+    elif isinstance(p, scaled_grouped.ScaledGroupedProduct):
+        calls = [scaled_grouped.torch_call(p, one) for one in sets]
     else:
         calls = [torch_call(p, one) for one in sets]
 

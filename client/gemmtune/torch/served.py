@@ -13,6 +13,7 @@ from gemmtune.torch import extension
 from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.grouped import products as grouped
+from gemmtune.torch.grouped import scaled as scaled_grouped
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
 from gemmtune.torch.quantised import products as quantised
@@ -33,7 +34,12 @@ _MOST_SEEN = 256
 #: verdict against another baseline says nothing of torch.
 TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
 #: A product of an operator of ours.
-_OfOperator = quantised.WeightProduct | scaled_products.ScaledProduct | grouped.GroupedProduct
+_OfOperator = (
+    quantised.WeightProduct
+    | scaled_products.ScaledProduct
+    | grouped.GroupedProduct
+    | scaled_grouped.ScaledGroupedProduct
+)
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
 
@@ -74,6 +80,7 @@ class Served:
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
     quantised weights, the activations' type, bias -> M -> row. `scaled`: all but M of a product of 8-bit
     operands with scales -> M -> row. `grouped`: groups, N, K, the type -> M -> row.
+    `scaled_grouped`: groups, N, K, the scales, the output's type -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -90,6 +97,7 @@ class Served:
         self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
+        self.scaled_grouped: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -118,6 +126,7 @@ class Served:
         weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         groups: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
+        scaled_groups: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
@@ -135,6 +144,8 @@ class Served:
                     _place(weights.setdefault(special.key, {}), special.m, rows[-1])
                 elif isinstance(special, grouped.GroupedProduct):
                     _place_group(groups.setdefault(special.key, {}), rows[-1])
+                elif isinstance(special, scaled_grouped.ScaledGroupedProduct):
+                    _place_group(scaled_groups.setdefault(special.key, {}), rows[-1])
                 else:
                     _place(scaled.setdefault(special.key, {}), special.m, rows[-1])
             if product is None:
@@ -150,7 +161,8 @@ class Served:
         for key, found in linear.items():
             self.linear.setdefault(key, {}).update(found)
         for mine, new in (
-            (self.products, products), (self.weights, weights), (self.scaled, scaled), (self.grouped, groups)
+            (self.products, products), (self.weights, weights), (self.scaled, scaled), (self.grouped, groups),
+            (self.scaled_grouped, scaled_groups),
         ):  # fmt: skip
             _replace(mine, new)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
@@ -293,7 +305,7 @@ def _kinds(row: Row) -> tuple[Product | None, _OfOperator | None, tuple[str, ...
     if (group := grouped.of_row(row)) is not None:
         return None, group, grouped.GROUPED_DEFAULTS
     if row.canonical.get("groups"):
-        return None, None, ()
+        return None, scaled_grouped.of_row(row), grouped.GROUPED_DEFAULTS
     product, bytes_ = of_row(row.canonical), scaled_products.of_row(row)
     return product, bytes_, TORCH_DEFAULTS if product is not None else scaled_products.SCALED_DEFAULTS
 

@@ -56,7 +56,7 @@ def test_what_they_run_is_right(call: str) -> None:
     x, w = torch.randn(9, 40).bfloat16(), torch.randn(4, 24, 40).bfloat16()
     d, ends = torch.full((9, 24), float("nan")).bfloat16(), torch.from_numpy(np.array(ends_of(PROBLEM)))
     kernel = TorchGroupedKernel(PROBLEM, call, None)  # type: ignore[arg-type]  # the device is not asked
-    for step in kernel._steps(torch, x, w.mT, d, ends):
+    for step in kernel._steps(torch, {"b": x, "a": w, "d": d, "offsets": ends}):
         step()
     for group, start, end in spans_of(PROBLEM):
         assert torch.allclose(d[start:end], x[start:end] @ w[group].t(), rtol=0.02, atol=0.05)

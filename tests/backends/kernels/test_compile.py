@@ -58,6 +58,10 @@ BYTES = (
 )
 #: Of groups.
 GROUPED = from_linear(64, 1536, 2048, "bf16", groups=8, routing="uniform")
+GROUPED_BYTES = tuple(
+    from_linear(64, 1536, 2048, "fp8_e4m3", groups=8, scale_a=of_x, scale_b=of_w)
+    for of_x, of_w in (("block_1x128", "block_128x128"), ("outer", "outer"))
+)
 GROUPED_FAMILIES = ("grouped-wgmma", "grouped-ring", "grouped-tile")
 
 
@@ -115,11 +119,11 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
-        **dict.fromkeys(GROUPED_FAMILIES, (GROUPED,)),
+        **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES)),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
-    for problem in problems:
+    for problem in filter(family.supports, problems):
         for values in _legal(family, problem, environment):
             one = family.config(problem, values, arch_of(environment))
             asserted[one.instantiation] = one

@@ -51,6 +51,30 @@ def test_the_ends_are_an_operand_of_the_caller(name: str) -> None:
     }  # fmt: skip
 
 
+SCALED = from_linear(
+    64, 96, 160, "fp8_e4m3", groups=8, routing="skewed", scale_a="block_1x128", scale_b="block_128x128"
+)
+
+
+@pytest.mark.parametrize("name", ["grouped-ring", "grouped-wgmma"])
+def test_scales_are_operands_of_the_caller(name: str) -> None:
+    family = FAMILIES[name]
+    solution = next(iter(family.solutions(SCALED, H200)))
+    config = family.config(SCALED, solution.parameters, SM_90).on(132)
+    struct = kernel_argument(config)
+    fields = {one.name: one for one in struct.fields}
+    assert [fields[field].value for field in ("ends", "scale_a", "scale_b")] == [
+        Fill("offsets"), Fill("scale_a"), Fill("scale_b"),
+    ]  # fmt: skip
+    assert (fields["scale_a_bytes"].value, fields["scale_b_bytes"].value) == (4 * 8 * 1 * 2, 4 * 64 * 2)
+    assert struct.bytes == config.argument_bytes
+    maps = [one.value.map for one in struct.fields if isinstance(one.value, Encode)]
+    if name == "grouped-wgmma":
+        assert [(one.sizes, one.box[0]) for one in maps] == [((160, 96, 8), 128), ((160, 64, 1), 128)]
+    found = operands_of(SCALED)
+    assert (found["scale_a"]["rows"], found["scale_a"]["batch_stride"]) == (2, 2)
+
+
 @pytest.mark.compiler
 @pytest.mark.skipif(Nvrtc().missing("sm_90") is not None, reason="NVRTC is not installed")
 def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class GroupError(ValueError):
     """Operands of a grouped product that do not fit each other."""
 
 
-def _checked(x: Any, weight: Any, offsets: Any) -> None:
+def checked(x: Any, weight: Any, offsets: Any) -> None:
     """Raises GroupError."""
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2] or x.dtype is not weight.dtype:
         raise GroupError(
@@ -46,7 +46,7 @@ def _checked(x: Any, weight: Any, offsets: Any) -> None:
 
 
 def _run(x: Any, weight: Any, offsets: Any) -> Any:
-    _checked(x, weight, offsets)
+    checked(x, weight, offsets)
     kind = x.device.type
     served = current(kind)
     groups, n, k = weight.shape
@@ -94,7 +94,7 @@ def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | No
 
 
 def _fake(x: Any, weight: Any, offsets: Any) -> Any:
-    _checked(x, weight, offsets)
+    checked(x, weight, offsets)
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 

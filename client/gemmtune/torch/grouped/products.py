@@ -56,7 +56,7 @@ class GroupedProduct(NamedTuple):
     @property
     def preference(self) -> int:
         """The place of the routing among those that have a row; the least is taken."""
-        return _ROUTINGS.index(self.routing) if self.routing in _ROUTINGS else len(_ROUTINGS)
+        return preference_of(self.routing)
 
     @property
     def type_name(self) -> str:
@@ -65,12 +65,20 @@ class GroupedProduct(NamedTuple):
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""
-        given = self.routing.split(",")
         return {
             "m": self.m, "n": self.n, "k": self.k, "dtype": NAMES[self.dtype], "trans_b": True,
-            "groups": self.groups,
-            "routing": self.routing if self.routing in _ROUTINGS else [int(one) for one in given],
+            "groups": self.groups, "routing": routing_wire(self.routing),
         }  # fmt: skip
+
+
+def preference_of(routing: str) -> int:
+    """The place of a routing among those that have a row; the least is taken."""
+    return _ROUTINGS.index(routing) if routing in _ROUTINGS else len(_ROUTINGS)
+
+
+def routing_wire(routing: str) -> str | list[int]:
+    """A routing in the form in which people write it: its name, or the counts."""
+    return routing if routing in _ROUTINGS else [int(one) for one in routing.split(",")]
 
 
 def of_row(row: Row) -> GroupedProduct | None:
@@ -136,15 +144,20 @@ def make(p: GroupedProduct, device: Any) -> GroupedOperands:
     def floats(*shape: int) -> Any:
         return torch.randn(shape, generator=random, device=device)
 
-    if p.routing in _ROUTINGS:
-        popular = (floats(p.groups) * (_SKEW if p.routing == "skewed" else 0.0)).exp()
-        drawn = torch.multinomial(popular, p.m, replacement=True, generator=random)
-        counts = torch.bincount(drawn, minlength=p.groups)
-    else:
-        counts = torch.tensor([int(one) for one in p.routing.split(",")], device=device)
+    counts = counts_of(p.routing, p.m, p.groups, random, device)
     out = torch.empty((p.m, p.n), dtype=p.dtype, device=device)
     weight = floats(p.groups, p.n, p.k).to(p.dtype)
     return GroupedOperands(floats(p.m, p.k).to(p.dtype), weight, counts.cumsum(0).to(torch.int32), out)
+
+
+def counts_of(routing: str, rows: int, groups: int, random: Any, device: Any) -> Any:
+    """Rows of each group, [groups], as the routing distributes them."""
+    if routing not in _ROUTINGS:
+        return torch.tensor([int(one) for one in routing.split(",")], device=device)
+    drawn_from = torch.randn(groups, generator=random, device=device)
+    popular = (drawn_from * (_SKEW if routing == "skewed" else 0.0)).exp()
+    drawn = torch.multinomial(popular, rows, replacement=True, generator=random)
+    return torch.bincount(drawn, minlength=groups)
 
 
 def torch_call(p: GroupedProduct, given: GroupedOperands) -> Callable[[], Any]:

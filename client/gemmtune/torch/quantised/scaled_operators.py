@@ -59,8 +59,8 @@ def _by_row(
         return None
     wanted = row.product.m
     if wanted != p.m:
-        x = _padded(x, wanted)
-        scale_x = scale_x if p.scale_x == "tensor" else _padded(scale_x.view(p.m, -1), wanted)
+        x = padded(x, wanted)
+        scale_x = scale_x if p.scale_x == "tensor" else padded(scale_x.view(p.m, -1), wanted)
     out = x.new_empty((wanted, p.n), dtype=p.out_dtype)
     addresses = [weight.data_ptr(), x.data_ptr(), out.data_ptr()]
     addresses += [one.data_ptr() for one in (bias, scale_w, scale_x) if one is not None]
@@ -71,8 +71,8 @@ def _by_row(
     return out[: p.m]
 
 
-def _padded(given: Any, rows: int) -> Any:
-    """The same with rows of zeros behind it; 8-bit floats by their bits."""
+def padded(given: Any, rows: int) -> Any:
+    """A matrix with rows of zeros behind it; 8-bit floats by their bits."""
     bits = given.view(torch.uint8) if given.element_size() == 1 else given
     out = bits.new_zeros((rows, bits.shape[1]))
     out[: len(bits)] = bits

@@ -203,7 +203,7 @@ MISTAKES = {
         linear(2, 40, 512, **ROWS),
     ),
     "a block's first scale for all of k": (
-        "families/bytes_ring.h", "const int of = from / kRun, pair", "const int of = 0, pair",
+        "device/byte_tiles.h", "const int of = from / kRun, pair", "const int of = 0, pair",
         linear(2, 140, 512, "fp8_e4m3", **BLOCKS),
     ),
     "the first block's scale for all rows": (

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.cache import BinaryCache
+from backends.dtypes import DTYPES
+from backends.grouping import ends_of, spans_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.grouped import capacity, most_tiles, tiles
 from backends.kernels.oriented_gemm import OrientedGemm
+from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_linear
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
-from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
+from tests.backends.kernels.emulator.host import H200, Built, HostDevice, HostKernel, build, copied_headers
+from tests.backends.kernels.emulator.memory import HostBuffer
 from tests.backends.kernels.matrix_cores import wrong_of
 from tests.backends.kernels.samples import SM_90, legal_values
 from tuners import inputs
@@ -24,6 +29,17 @@ from tuners.inputs import Case
 from tuners.verify import Verifier
 
 NAMES = ("grouped-ring", "grouped-tile", "grouped-wgmma")
+#: Those that multiply 8-bit floats with scales.
+SCALED = ("grouped-ring", "grouped-wgmma")
+BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
+ROWS: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer"}
+
+
+def fp8(m: int, n: int, k: int, scales: dict[str, Any] = BLOCKS, **more: Any) -> GemmProblem:
+    """A grouped product of 8-bit floats in bf16 unless `dtype_d` says otherwise."""
+    return from_linear(m, n, k, "fp8_e4m3", **scales, **more)
+
+
 #: Rows of the call, n, k of every group's weights.
 SHAPES: dict[str, GemmProblem] = {
     "one row": from_linear(1, 40, 264, "bf16", groups=3),
@@ -34,6 +50,20 @@ SHAPES: dict[str, GemmProblem] = {
     "many groups": from_linear(90, 33, 72, "fp16", groups=40, dtype_d="fp32"),
     "few of k": from_linear(20, 48, 8, "bf16", groups=5),
     "padded rows": from_linear(31, 50, 200, "bf16", groups=4, ldb=216, lda=208, ldd=61),
+    **{
+        f"blocks, {name}": p
+        for name, p in {
+            "one row": fp8(1, 160, 528, groups=3),
+            "two of eight": fp8(2, 130, 1024, groups=8, routing="skewed"),
+            "the last group": fp8(5, 64, 320, groups=4, routing=[0, 0, 0, 5], dtype_d="fp32"),
+            "some without rows": fp8(83, 300, 272, groups=6, routing=[0, 70, 0, 1, 12, 0]),
+            "few of k": fp8(20, 48, 16, groups=5),
+            "padded rows": fp8(31, 50, 400, groups=4, ldb=432, lda=416, ldd=61),
+        }.items()
+    },
+    "rows, two of eight": fp8(2, 130, 1024, ROWS, groups=8, routing="skewed"),
+    "rows, some without rows": fp8(83, 72, 272, ROWS, groups=6, routing=[0, 70, 0, 1, 12, 0], dtype_d="fp16"),
+    "rows, many groups": fp8(90, 33, 144, ROWS, groups=40, dtype_d="fp32"),
 }
 
 
@@ -43,6 +73,9 @@ def test_it_computes_right(name: str, family: str, tmp_path: Path) -> None:
     """Candidates of every kind, copies as late as may be and at once, with few blocks and with one for each
     tile."""
     problem = SHAPES[name]
+    if not FAMILIES[family].supports(problem):
+        assert (family, problem.dtype_a) == ("grouped-tile", "fp8_e4m3")
+        return
     sample = legal_values(FAMILIES[family], problem, H200, 3, len(name))
     assert sample
     found = [FAMILIES[family].config(problem, values, SM_90) for values in sample]
@@ -61,13 +94,29 @@ RING = {
 TILE = {
     "tile_m": 64, "tile_n": 32, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "blocks_per_unit": 2,
 }  # fmt: skip
+WIDE = fp8(150, 300, 272, groups=3, routing=[20, 0, 130])
 WGMMA = {"tile_m": 64, "tile_n": 16, "stages": 3, "cluster": 1, "blocks_per_unit": 2}
 
 
+def test_wide_tiles_read_scales_late(tmp_path: Path) -> None:
+    """Where sums leave no registers for them."""
+    found = [
+        FAMILIES["grouped-wgmma"].config(
+            WIDE, {**WGMMA, "tile_m": 128, "tile_n": columns, "stages": 2}, SM_90
+        )
+        for columns in (80, 128)
+    ]
+    for one in build(found, tmp_path, 32):
+        assert wrong_of(one, WIDE) == ""
+
+
+@pytest.mark.parametrize("kind", ["bf16", "blocks"])
 @pytest.mark.parametrize("rows", [72, 130, 200])
-def test_clusters_share_columns(rows: int, tmp_path: Path) -> None:
+def test_clusters_share_columns(rows: int, kind: str, tmp_path: Path) -> None:
     """Also where the last block of a cluster has no rows, and with fewer blocks than tiles."""
-    problem = from_linear(60, rows, 264, "bf16", groups=6, routing=[0, 41, 0, 1, 18, 0])
+    routing = [0, 41, 0, 1, 18, 0]
+    plain = from_linear(60, rows, 264, "bf16", groups=6, routing=routing)
+    problem = plain if kind == "bf16" else fp8(60, rows, 528, groups=6, routing=routing)
     found = [
         FAMILIES["grouped-wgmma"].config(
             problem, {**WGMMA, "tile_n": columns, "stages": stages, "cluster": 2}, SM_90
@@ -83,6 +132,54 @@ def test_clusters_share_columns(rows: int, tmp_path: Path) -> None:
 
 
 CHOSEN = {"grouped-ring": RING, "grouped-tile": TILE, "grouped-wgmma": {**WGMMA, "cluster": 2}}
+#: Of 8-bit floats with scales of blocks, and of rows. (Three warpgroups have rows of two blocks of weights.)
+SKEWED_BLOCKS = fp8(60, 300, 528, groups=6, routing=[0, 41, 0, 1, 18, 0])
+SKEWED_ROWS = fp8(60, 300, 528, ROWS, groups=6, routing=[0, 41, 0, 1, 18, 0])
+CHOSEN_BYTES: dict[str, dict[str, Any]] = {
+    "grouped-ring": {
+        "columns": 16,
+        "rows": 48,
+        "tile_k": 256,
+        "slots": 2,
+        "warps_m": 4,
+        "warps_k": 1,
+        "blocks_per_unit": 1,
+    },
+    "grouped-wgmma": {**WGMMA, "tile_m": 192},
+}
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_scales_reach_their_own_rows_and_columns_alone(family: str, tmp_path: Path) -> None:
+    """Zeros, infinities, NaN, and scales whose products no 16-bit float holds."""
+    problem = fp8(24, 136, 256, groups=4, routing=[7, 0, 16, 1], dtype_d="fp32")
+    (one,) = build([FAMILIES[family].config(problem, CHOSEN_BYTES[family], SM_90)], tmp_path, 32)
+    one_byte = DTYPES["fp8_e4m3"].storage
+    weights, rows = np.ones((4, 2, 2), np.float32), np.ones((24, 2), np.float32)
+    weights[0, 0, 0], weights[0, 1, 0], weights[2, 1] = 2.0**100, 0.0, np.nan
+    rows[0, 0], rows[1, 1], rows[2], rows[9], rows[23] = 2.0**-100, 2.0**-100, np.inf, np.nan, 2.0**-120
+    d = computed(
+        one, problem,
+        a=np.ones((4, 136, 256)).astype(one_byte), b=np.full((1, 24, 256), 2.0).astype(one_byte),
+        scale_a=weights, scale_b=rows[None], offsets=ends_of(problem).reshape(1, 1, -1),
+    )  # fmt: skip
+    with np.errstate(invalid="ignore", over="ignore"):
+        for group, start, end in spans_of(problem):
+            of_blocks = (rows[start:end, None, :] * weights[group][None]) * np.float32(256)
+            want = (of_blocks[..., 0] + of_blocks[..., 1]).repeat(128, axis=1)[:, :136]
+            np.testing.assert_array_equal(d[start:end], want)
+    assert np.isfinite(d[3:7]).all()
+
+
+def computed(one: Built, problem: GemmProblem, **operands: Any) -> Any:
+    """D [n, m] of a kernel for operands given as [copies, columns, rows]."""
+    shapes = layouts(problem)
+    buffers = {name: HostBuffer(layout.bytes) for name, layout in shapes.items()}
+    for name, array in operands.items():
+        shapes[name].view(buffers[name].bytes.view(shapes[name].dtype.storage))[...] = array
+    at = {name: buffer.address for name, buffer in buffers.items()}
+    HostKernel(one, other_way=False).bind(Operands.at(at, problem.scalars), 0)()
+    return shapes["d"].view(buffers["d"].bytes.view(shapes["d"].dtype.storage))[0].copy()
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -149,12 +246,70 @@ MISTAKES = {
         "kBytesA + rank() * kPart * kMapLine",
         "kBytesA + (1 - rank()) * kPart * kMapLine",
     ),
+    "the first block's scale for all rows": (
+        "grouped-ring", "families/grouped_ring.h",
+        "(offset + row) / kScaleBlock * blocks + block",
+        "block",
+    ),
+    "scales of the first group's weights": (
+        "grouped-ring", "families/grouped_ring.h",
+        "(at.group * down + at.row / kScaleBlock)",
+        "(0 * down + at.row / kScaleBlock)",
+    ),
+    "scales of the first columns": (
+        "grouped-ring", "families/grouped_ring.h",
+        "all.scale_b + (static_cast<i64>(at.start) + at.column) * blocks",
+        "all.scale_b + static_cast<i64>(at.column) * blocks",
+    ),
+    "rows' scales of the first group": (
+        "grouped-ring", "families/grouped_ring.h",
+        "static_cast<i64>(at.group) * args.m + at.row + row",
+        "at.row + row",
+    ),
+    "scales that have not arrived": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "arrive_after_copies(done);",
+        "arrive(done);",
+    ),
+    "the first step's scales": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "const float* from = of_columns + step;",
+        "const float* from = of_columns;",
+    ),
+    "scales of the first warpgroup's rows": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "stage[BN + warp_index() / 4]",
+        "stage[BN]",
+    ),
+    "another group's scales": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "(at.group * down + row / kScaleBlock)",
+        "(0 * down + row / kScaleBlock)",
+    ),
+    "steps' sums that are added twice": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "at * kMatrixStep, at > 0)",
+        "at * kMatrixStep, true)",
+    ),
+    "rows' scales of a lane's first row": (
+        "grouped-wgmma", "families/grouped_wgmma.h",
+        "load_global(of_rows + row + 8)",
+        "load_global(of_rows + row)",
+    ),
     "a patch that is still read": (
         "grouped-wgmma", "families/grouped_wgmma.h",
         "warp_barrier();\n            const D*",
         "const D*",
     ),
 }  # fmt: skip
+
+
+#: Mistakes that concern 8-bit floats with scales of blocks.
+OF_BYTES = (
+    "the first block's scale for all rows", "scales of the first group's weights",
+    "scales of the first columns", "scales that have not arrived", "the first step's scales",
+    "scales of the first warpgroup's rows", "another group's scales", "steps' sums that are added twice",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -164,9 +319,10 @@ def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
     text = (folder / header).read_text()
     assert right in text
     (folder / header).write_text(text.replace(right, wrong))
-    found = FAMILIES[family].config(SKEWED, CHOSEN[family], SM_90)
-    one = build([found], tmp_path, 32, folder)[0]
-    assert wrong_of(one, SKEWED) != ""
+    problem = SKEWED_ROWS if name.startswith("rows'") else SKEWED_BLOCKS if name in OF_BYTES else SKEWED
+    values = CHOSEN[family] if problem == SKEWED else CHOSEN_BYTES[family]
+    (one,) = build([FAMILIES[family].config(problem, values, SM_90)], tmp_path, 32, folder)
+    assert wrong_of(one, problem) != ""
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -182,6 +338,32 @@ def test_it_compiles_for_a_device(family: str, tmp_path: Path) -> None:
     assert nvrtc.compile(unit, BinaryCache(tmp_path)).stat().st_size > 0
 
 
+@pytest.mark.parametrize(
+    ("family", "arch"), [("grouped-ring", "sm_89"), ("grouped-ring", "sm_90"), ("grouped-wgmma", "sm_90")]
+)
+def test_bytes_compile_for_a_device(family: str, arch: str, tmp_path: Path) -> None:
+    nvrtc = Nvrtc()
+    if nvrtc.missing(arch) is not None:
+        pytest.skip("NVRTC is not installed")
+    for problem in (SKEWED_BLOCKS, SKEWED_ROWS):
+        found = FAMILIES[family].config(problem, CHOSEN_BYTES[family], SM_90)
+        unit = CompileUnit(found.unit, nvrtc.target(arch, family == "grouped-wgmma"))
+        assert nvrtc.compile(unit, BinaryCache(tmp_path)).stat().st_size > 0
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_what_it_refuses_of_bytes(family: str) -> None:
+    one, values = FAMILIES[family], CHOSEN_BYTES[family]
+    assert one.rule(SKEWED_BLOCKS, values, H200) is None
+    odd = fp8(60, 72, 520, groups=6)
+    assert "16 bytes" in (one.rule(odd, values, H200) or "")
+    assert "sm_80" in (one.rule(SKEWED_BLOCKS, values, replace(H200, arch="sm_80")) or "")
+    if family == "grouped-ring":
+        for problem, deep, line in ((SKEWED_BLOCKS, 64, 64), (SKEWED, 512, 1024)):
+            said = one.rule(problem, {**values, "tile_k": deep}, H200)
+            assert said == f"lines of a chunk have 128 to 512 bytes, not {line}"
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_what_it_refuses(family: str) -> None:
     one = FAMILIES[family]
@@ -195,8 +377,11 @@ def test_what_it_refuses(family: str) -> None:
 
 @pytest.mark.parametrize("family", NAMES)
 def test_there_are_candidates(family: str) -> None:
-    for rows in (8, 4096):
-        problem = from_linear(rows, 1536, 2048, "bf16", groups=128)
+    for rows, kind in ((8, "bf16"), (4096, "bf16"), (8, "fp8"), (4096, "fp8")):
+        plain = from_linear(rows, 1536, 2048, "bf16", groups=128)
+        problem = plain if kind == "bf16" else fp8(rows, 1536, 2048, groups=128)
+        if not FAMILIES[family].supports(problem):
+            continue
         listed = list(FAMILIES[family].candidates(problem, H200))
         assert listed or family == "grouped-tile"
         assert all(FAMILIES[family].rule(problem, values, H200) is None for values in listed)
