@@ -17,6 +17,9 @@
 // exact integers until then (kAfter). Otherwise, and with a zero point that is added, every weight is multiplied
 // by its scale and thereby rounded once to the activations' type. A row's only scale multiplies its sum.
 //
+// MXFP4's groups of 32 are too short for that: the four lanes of a row read 4 bytes each, so that a step is a group, and
+// an instruction's sums are one group's. Scales are bytes, and rows of them start anywhere.
+//
 // Converting two integers takes a byte permutation, a mask and a subtraction (dequantise.h). With few columns, whose
 // products leave the tensor cores idle, the subtraction is left out where sums of bf16 are scaled: an instruction whose
 // weights are all one adds up the activations, and their sum times what was to be subtracted is subtracted from the
@@ -54,24 +57,27 @@ struct DequantRing {
     using Scale = typename QUANT::Scale;
     static constexpr int kTeam = 32 * WARPS_M, kThreads = kTeam * WARPS_K, kMinBlocks = 0;
     static constexpr int kAll = ROWS * WARPS_M;                               // rows of a block
-    static constexpr int kStep = 4 * QUANT::kWide, kSteps = BK / kStep;       // elements of k; steps of a chunk
-    static constexpr int kEights = QUANT::kWide / 8;                          // of a lane's elements in a step
+    static constexpr int kLane = QUANT::kFloat ? 8 : QUANT::kWide;            // of a lane's elements in a step
+    static constexpr int kStep = 4 * kLane, kSteps = BK / kStep;              // elements of k; steps of a chunk
+    static constexpr int kEights = kLane / 8;
     static constexpr int kTiles = ROWS / 16, kHalves = (COLUMNS + 7) / 8;     // accumulators down and across
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
     static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
     static constexpr bool kFolded =
-        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && kHalves <= 2 && kSame<T, Bf16>;
-    static constexpr float kUnshrunk = kFolded ? 1.0f : kShrunk<T>;  // dequantise.h
+        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && !QUANT::kFloat && kHalves <= 2 && kSame<T, Bf16>;
+    static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
+    static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
     // Tiles whose weights are dequantised before activations are read again.
     static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
     static constexpr int kScaleBytes = kScales * static_cast<int>(sizeof(Scale));
+    static constexpr int kScalePitch = QUANT::kFloat ? kScaleBytes + 4 : kScaleBytes;  // from a row to the next
     static constexpr bool kFloatZeros = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
     // Where the parts of a slot begin: activations, weights, scales, zero points.
-    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScaleBytes;
+    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScalePitch;
     static constexpr int kZeroBytes = kFloatZeros ? kAll * kScaleBytes
                                       : QUANT::kZero == kWords ? kAll / 8 * kScales * 4 : 0;
     static constexpr int kSlot = (kZ + kZeroBytes + PRODUCTS::kPlace - 1) / PRODUCTS::kPlace * PRODUCTS::kPlace;
@@ -82,6 +88,7 @@ struct DequantRing {
     static_assert(ROWS % 16 == 0 && BK % kStep == 0 && SLOTS >= 2, "whole tiles and steps");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
     static_assert(!kGrouped || (BK % kGroup == 0 && kScaleBytes % 4 == 0), "copies are of 4 bytes");
+    static_assert(!QUANT::kFloat || kAfter, "scales of floats multiply sums");
     static_assert(kGrouped || !QUANT::kStoredZeros, "a row's zero point is constant");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
     static_assert(!PRODUCTS::kOfWarpgroups || (COLUMNS % 8 == 0 && WARPS_M % 4 == 0), "a team is whole warpgroups");
@@ -95,7 +102,7 @@ struct DequantRing {
         const int first = static_cast<int>(block_x()) * kAll;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         const Copies copies(all, first, member);
-        const Reads reads(member, args.k);
+        const Reads reads(member, all);
         char* const ring = opaque_shared(shared + team * SLOTS * kSlot);
         Sums sum = {};
         // The first SLOTS - 1 iterations only copy. Every team has the same iterations, the last maybe without a
@@ -143,9 +150,10 @@ private:
 
     // A warp copies its own rows of weights, and its share of the team's activations.
     struct Copies {
-        LineCopies<kWeightBytes, ROWS, 32, 1> weights;
+        LineCopies<kWeightBytes, ROWS, 32, 1, kSpread> weights;
         typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
         const char *scales, *zeros;  // of the warp's first row
+        const char* end;             // of all scales
         i64 groups;                  // scales of a row
         int row, rows, k;            // the warp's first row in the block; its rows that exist
 
@@ -156,6 +164,7 @@ private:
             groups = kGrouped ? opaque(all.scale_row) : 0, row = member * ROWS, k = all.gemm.k;
             const i64 begin = first + row;
             scales = kGrouped ? static_cast<const char*>(all.scales) + begin * groups * i64(sizeof(Scale)) : nullptr;
+            end = QUANT::kFloat ? static_cast<const char*>(all.scales) + all.scale_bytes : nullptr;
             zeros = static_cast<const char*>(all.zeros);
             if (QUANT::kZero == kWords) zeros += begin / 8 * groups * 4;
             if (kFloatZeros) zeros += begin * groups * i64(sizeof(Scale));
@@ -180,7 +189,9 @@ private:
                 const int bytes = there * static_cast<int>(sizeof(Scale));
                 const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
                 const i64 at = from * i64(sizeof(Scale));
-                copy_line_words<kScaleBytes, ROWS>(slot + kS + row * kScaleBytes, scales, ld, at, rows, bytes);
+                char* const of = slot + kS + row * kScalePitch;
+                if constexpr (QUANT::kFloat) copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
+                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
                 if constexpr (QUANT::kZero == kWords)
@@ -193,15 +204,24 @@ private:
     // Where a lane reads in a slot: its row of every eight, its column of every eight.
     struct Reads {
         int group, member, weights_at, inputs_at, row;  // row: the warp's first one in the block
+        int scales_at;                                  // of bytes, from a row's first word on
         unsigned mask;
-        GEMMTUNE_DEVICE Reads(int warp, int k)
+        GEMMTUNE_DEVICE Reads(int warp, const Args& all)
             : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
-              mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
-            weights_at = opaque(kW + line_place<kWeightBytes>(row + group, member));
+              mask(kept(kFolded ? kLiftedMask : kConvertMask, all.gemm.k)) {
+            const int own = kSpread ? (row + group) * kWeightBytes + member * 4
+                                    : line_place<kWeightBytes>(row + group, member);
+            weights_at = opaque(kW + own);
+            scales_at = QUANT::kFloat ? static_cast<int>(group * all.scale_row & 3) : 0;
             inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
         }
 
         GEMMTUNE_DEVICE void weights(const char* slot, int from, int step, unsigned (&out)[4]) const {
+            if constexpr (kSpread) {
+                const int place = (step ^ spread<kWeightBytes>(group)) * 16;
+                out[0] = read_shared<unsigned>(slot + weights_at + place + from * kWeightBytes);
+                return;
+            }
             const Words all = read_shared<Words>(slot + line_word<kWeightBytes>(weights_at, step) +
                                                  from * kWeightBytes);
             GEMMTUNE_UNROLL
@@ -215,7 +235,14 @@ private:
                 const int place = word ^ exchanged<kWeightBytes>(group);
                 return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
             };
-            if constexpr (QUANT::kBits == 4) {
+            if constexpr (QUANT::kFloat) {
+                const Words all = words(number);
+                const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
+                unsigned top[4];
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, all.at[i] << 4, all.at[i]);
+                float_pairs<T>(top, out);
+            } else if constexpr (QUANT::kBits == 4) {
                 const Words all = words(number);
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
@@ -247,7 +274,8 @@ private:
             }
         }
         GEMMTUNE_DEVICE Scale scale(const char* slot, int from, int of) const {
-            return reinterpret_cast<const Scale*>(slot + kS)[(row + from + group) * kScales + of];
+            const char* const line = slot + kS + (row + from + group) * kScalePitch + scales_at;
+            return reinterpret_cast<const Scale*>(line)[of];
         }
         GEMMTUNE_DEVICE Scale float_zero(const char* slot, int from, int of) const {
             return reinterpret_cast<const Scale*>(slot + kZ)[(row + from + group) * kScales + of];
@@ -292,6 +320,7 @@ private:
                 lifted_pairs<QUANT::kSigned>(raw, mask, j, out);
                 return;
             }
+            if constexpr (QUANT::kFloat) return eight_floats<T>(raw[0], out);
             Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
             scale_pairs(out);
         }
@@ -375,25 +404,27 @@ private:
     }
 
     // A chunk's products by warpgroups. The tensor cores multiply while the next weights are converted: registers that
-    // an instruction reads or writes are left alone until the wait for all of a run.
+    // an instruction reads or writes are left alone until the wait for all of kFlight runs.
+    static constexpr int kFlight = !QUANT::kFloat || COLUMNS > 64 ? 1 : COLUMNS > 32 ? 2 : 4;
     static GEMMTUNE_DEVICE void multiply_together(const char* slot, const Reads& reads, Sums& sum) {
+        constexpr int kEach = kRun * kEights;  // of 32 elements of k
         const u64 inputs = PRODUCTS::matrix(slot + kX);
         GEMMTUNE_ROLL
-        for (int from = 0; from < kSteps; from += kRun) {
-            unsigned held[kTiles][kRun * kEights * 2][4];
-            float part[kAfter ? kTiles : 1][kHalves][4] = {}, factor[kTiles][2];
+        for (int from = 0; from < kSteps; from += kRun * kFlight) {
+            unsigned held[kTiles][kFlight * kEach * 2][4];
+            float part[kAfter ? kTiles * kFlight : 1][kHalves][4] = {}, factor[kTiles * kFlight][2];
             GEMMTUNE_UNROLL
             for (int tile = 0; tile < kTiles; ++tile) {
                 GEMMTUNE_UNROLL
-                for (int at = 0; at < kRun * kEights; ++at) {
-                    const int number = from * kEights + at;  // of 32 elements of k
+                for (int at = 0; at < kFlight * kEach; ++at) {
+                    const int number = from * kEights + at, own = tile * kFlight + at / kEach;
                     unsigned w[2][4];
                     GEMMTUNE_UNROLL
                     for (int upper = 0; upper < 2; ++upper) {
                         Row row;
                         const int down = tile * 16 + upper * 8;
                         row.read_scales(slot, reads, down, kGroup % 32 == 0 ? number * 32 / kGroup : 0);
-                        if constexpr (kAfter) factor[tile][upper] = row.factor;
+                        if constexpr (kAfter) factor[own][upper] = row.factor;
                         reads.together(slot, down, number, row.whole, w[upper]);
                         row.scale_pairs(w[upper]);
                     }
@@ -402,7 +433,7 @@ private:
                         unsigned(&a)[4] = held[tile][at * 2 + i / 2];
                         a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
                         const int product = number * 2 + i / 2;
-                        if constexpr (kAfter) PRODUCTS::template multiply<T>(part[tile], a, inputs, product);
+                        if constexpr (kAfter) PRODUCTS::template multiply<T>(part[own], a, inputs, product);
                         else PRODUCTS::template multiply<T>(sum[tile], a, inputs, product);
                     }
                 }
@@ -410,12 +441,12 @@ private:
             PRODUCTS::finish();
             if constexpr (!kAfter) continue;
             GEMMTUNE_UNROLL
-            for (int tile = 0; tile < kTiles; ++tile) {
+            for (int own = 0; own < kTiles * kFlight; ++own) {
                 GEMMTUNE_UNROLL
                 for (int half = 0; half < kHalves; ++half) {
                     GEMMTUNE_UNROLL
                     for (int i = 0; i < 4; ++i)
-                        sum[tile][half][i] += factor[tile][i / 2] * part[kAfter ? tile : 0][half][i];
+                        sum[own / kFlight][half][i] += factor[own][i / 2] * part[kAfter ? own : 0][half][i];
                 }
             }
         }

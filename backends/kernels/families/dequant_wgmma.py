@@ -26,8 +26,9 @@ _COLUMNS_CLOCKS, _HELD_CLOCKS = 4.0, 16.0
 
 
 class DequantWgmma(DequantRing):
-    """Weights of int4, uint4 or int8 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are read
-    once as they are stored, through rings of asynchronous copies, and are the instructions' register operand.
+    """Weights of int4, uint4, int8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are
+    read once as they are stored, through rings of asynchronous copies, and are the instructions' register
+    operand.
 
     Parameters: those of dequant-ring; warps_m is whole warpgroups. A warp has 16 rows: with 32, ptxas
     serialises the instructions (its advisory C7518)."""
@@ -51,17 +52,24 @@ class DequantWgmma(DequantRing):
         """No warp reads activations."""
         return 1
 
+    def _flight(self, product: OrientedGemm) -> int:
+        """Groups whose sums are waited for at once (dequant_ring.h: kFlight)."""
+        columns = self._columns(product)
+        return 1 if not product.problem.mx or columns > 64 else 2 if columns > 32 else 4
+
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for sums, the sums of a group, and a group's weights."""
+        """Registers for sums, the sums of a group or of the groups in flight, and their weights."""
         p, tiles, columns = product.problem, number(values, "rows") // 16, self._columns(product)
         sums = tiles * columns // 2
-        grouped = sums if self.scales_sums(p) else 0
+        grouped = sums * self._flight(product) if self.scales_sums(p) else 0
         return sums + grouped + tiles * 32 + 20
 
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """As dequant-ring's: instructions; multiplications in its clocks; clocks of shared memory."""
         p, columns = product.problem, self._columns(product)
         convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if self.scales_sums(p) else 0)
+        if p.mx:  # two groups of a tile
+            convert = 110.0 + columns
         rows, deep, warps = number(values, "rows"), number(values, "tile_k"), number(values, "warps_m")
         loads = rows * deep * bits(p) // 8 // 512
         inputs = columns * deep * 2 / (512 * warps)  # instructions that copy activations, of a warp and chunk
