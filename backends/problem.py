@@ -242,8 +242,9 @@ def from_blas(
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
     storage computed in tf32. An A of int4, uint4, int8 or fp4_e2m1 beside a B of bf16 or fp16 is a quantised
-    weight matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are distributed over
-    them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises InvalidProblem."""
+    weight matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are
+    distributed over them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises
+    InvalidProblem."""
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
@@ -275,8 +276,8 @@ def _built(
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
         raise InvalidProblem(
-            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4 or fp4_e2m1 for a "
-            "weight matrix beside bf16 or fp16",
+            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4 or fp4_e2m1 "
+            "for a weight matrix beside bf16 or fp16",
             "dtype_a",
         )
     out = dtype_d if dtype_d is not None else dtype_c
@@ -319,7 +320,7 @@ def _built(
             bias=None if bias is None else dtype(bias, "bias").name,
             bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
-            scale_dtype=("fp8_e8m0" if FP4 in (a, b) else "fp32") if scale_dtype is None else scale_dtype,
+            scale_dtype=("fp8_e8m0" if a == FP4 else "fp32") if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
             zero_a=zero_a, groups=groups, routing=routing_of(routing, groups),
         )  # fmt: skip

@@ -16,9 +16,10 @@ scale for the whole matrix (tensor). The zero point is one of ZEROS:
     float   stored like the scales, in their type: W = (q - z) * s (HQQ)
     shift   stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
 
-MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit integers, and scales of fp8_e8m0, one a
-group of 32 (block_1x32): the byte e is 2^(e - 127). There is no zero point. A scale of 255 is NaN, and then so is
-every weight of its group; weights are packed without one, and kernels and the reference carry it to the sums.
+MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit integers, and scales of fp8_e8m0,
+one a group of 32 (block_1x32): the byte e is 2^(e - 127). There is no zero point. A scale of 255 is NaN, and
+so is then every weight of its group; weights are packed without one, and kernels and the reference carry it
+to the sums.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def check_mx(p: ProblemFields) -> None:
     """Checks the scales of e2m1 weights, with the names of what they would be. Raises InvalidProblem."""
     if not p.mx:
         return
-    nvfp4 = "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported; MXFP4 has "
+    nvfp4 = (
+        "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported; MXFP4 has "
+    )
     if p.scale_a in ("block_1x16", "group_16"):
         raise InvalidProblem(f"scale_a {p.scale_a}: {nvfp4}groups of 32 (block_1x32)", "scale_a")
     if p.scale_dtype in ("fp8_e4m3", "fp32"):
@@ -143,8 +146,8 @@ def unpacked(p: ProblemFields, stored: Array) -> Float:
 
 
 def packed(integers: Array, dtype_a: str) -> Array:
-    """Integers (numbers of e2m1) [..., k] as weights of `dtype_a` are stored: the inverse of unpacked(). Raises
-    ValueError for one that the type does not have, and for an odd k of a 4-bit type."""
+    """Integers (numbers of e2m1) [..., k] as weights of `dtype_a` are stored: the inverse of unpacked().
+    Raises ValueError for one that the type does not have, and for an odd k of a 4-bit type."""
     kind = DTYPES[dtype_a]
     if dtype_a == FP4:
         return _pairs(_e2m1_codes(integers), kind.name)
@@ -176,14 +179,16 @@ def _e2m1_codes(numbers: Array) -> Array:
 
 
 def packed_scales(scales: Array) -> Array:
-    """Scales of MXFP4, powers of two from 2^-127 to 2^127, as stored, one byte each. Raises ValueError for others,
-    NaN among them: a group whose scale is NaN has no numbers."""
+    """Scales of MXFP4, powers of two from 2^-127 to 2^127, as stored, one byte each. Raises ValueError for
+    others, NaN among them: a group whose scale is NaN has no numbers."""
     mantissas, exponents = np.frexp(scales.astype(np.float64))
     exponents = exponents - 1
     low, high = MX_EXPONENTS
     other = (mantissas != 0.5) | (exponents < low) | (exponents > high)
     if other.any():
-        raise ValueError(f"scales of MXFP4 are powers of two from 2^{low} to 2^{high}, not {scales[other][0]}")
+        raise ValueError(
+            f"scales of MXFP4 are powers of two from 2^{low} to 2^{high}, not {scales[other][0]}"
+        )
     codes: Array = (exponents - low).astype(np.uint8).view(DTYPES[MX_SCALE_DTYPES[0]].storage)
     return codes
 

@@ -43,8 +43,9 @@ EVEN_M, EVEN_N = 144, 48
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
     """`count` values of storage type `dtype`. `large` keeps sums of thousands of products finite, `small` is
-    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5), or one of EXPONENTS' powers;
-    ZERO_RANGES has more. fp64 values use the whole significand, so that arithmetic on narrowed inputs is detected."""
+    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5), or a power of two of
+    EXPONENTS; ZERO_RANGES has more. fp64 values use the whole significand, so that arithmetic on narrowed
+    inputs is detected."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
     if dtype.packing > 1:  # every element of so few bits, whatever the distribution

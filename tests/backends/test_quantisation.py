@@ -223,7 +223,7 @@ def test_bytes_count_half_a_byte_an_element() -> None:
         ({**MX, "scale_b": "block_1x64"}, "scale_b", "known: block_1x32"),
         ({**MX, "scale_b": "outer"}, "scale_b", "known: block_1x32"),
         ({**MX, "scale_b": "none"}, "scale_b", "known: block_1x32"),
-        ({**MX, "scale_dtype": "fp8_e4m3"}, "scale_dtype", f"fp8_e4m3: {NVFP4}; MXFP4 has scales of fp8_e8m0"),
+        ({**MX, "scale_dtype": "fp8_e4m3"}, "scale_dtype", f"{NVFP4}; MXFP4 has scales of fp8_e8m0"),
         ({**MX, "scale_dtype": "fp32"}, "scale_dtype", f"fp32: {NVFP4}"),
         ({**MX, "scale_b": "group_16"}, "scale_b", f"group_16: {NVFP4}"),
         ({**MX, "scale_dtype": "bf16"}, "scale_dtype", "known: fp8_e8m0"),

@@ -50,9 +50,9 @@ _BLOCK_SHARED = 1024
 
 
 class DequantRing(FewColumnsFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 64 columns of bf16 or fp16 on tensor cores; the weights are
-    read once as they are stored, through rings of asynchronous copies in shared memory, and dequantised in
-    registers.
+    """Weights of int4, uint4, int8 or MXFP4 times 1 to 64 columns of bf16 or fp16 on tensor cores; the
+    weights are read once as they are stored, through rings of asynchronous copies in shared memory, and
+    dequantised in registers.
 
     Parameters: rows (of a warp), tile_k (elements of k that a team copies at a time), slots (of its ring),
     warps_m (of a team, which shares the columns), warps_k (teams of a block, which share k), splits (blocks
@@ -136,7 +136,8 @@ class DequantRing(FewColumnsFamily):
         at_once = self._at_once(product, values)
         grouped = 4 * at_once * halves if self.scales_sums(product.problem) else 0
         sums = 4 * tiles * halves
-        return sums + sums // 2 + grouped + at_once * 20 + 8
+        ahead = 24 if product.problem.mx else 0  # more loads, of less, that compilers move ahead
+        return sums + sums // 2 + grouped + at_once * 20 + ahead + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes of weights that a thread has in flight, and the share of the teams' iterations along k that

@@ -52,17 +52,13 @@ class DequantWgmma(DequantRing):
         """No warp reads activations."""
         return 1
 
-    def _flight(self, product: OrientedGemm) -> int:
-        """Groups whose sums are waited for at once (dequant_ring.h: kFlight)."""
-        columns = self._columns(product)
-        return 1 if not product.problem.mx or columns > 64 else 2 if columns > 32 else 4
-
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for sums, the sums of a group or of the groups in flight, and their weights."""
+        """Registers for sums, the sums of a group, and a group's weights."""
         p, tiles, columns = product.problem, number(values, "rows") // 16, self._columns(product)
         sums = tiles * columns // 2
-        grouped = sums * self._flight(product) if self.scales_sums(p) else 0
-        return sums + grouped + tiles * 32 + 20
+        grouped = sums if self.scales_sums(p) else 0
+        ahead = 32 if p.mx else 0  # the next group's weights and scales, too
+        return sums + grouped + tiles * 32 + ahead + 20
 
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """As dequant-ring's: instructions; multiplications in its clocks; clocks of shared memory."""

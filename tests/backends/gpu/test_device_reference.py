@@ -202,7 +202,10 @@ def test_every_half_of_a_byte_reads_as_what_it_is(conversions: ctypes.CDLL, kind
     stored = np.arange(256, dtype=np.uint8)
     got = np.empty(512)
     conversions.widen_all(
-        CODES[kind], ctypes.c_void_p(stored.ctypes.data), ctypes.c_void_p(got.ctypes.data), ctypes.c_longlong(512)
+        CODES[kind],
+        ctypes.c_void_p(stored.ctypes.data),
+        ctypes.c_void_p(got.ctypes.data),
+        ctypes.c_longlong(512),
     )
     problem = mxfp4(1, 1, 32) if kind == "fp4_e2m1" else weights(1, 8, 128, kind)
     want = unpacked(problem, stored)
