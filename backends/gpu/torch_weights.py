@@ -24,8 +24,8 @@ from backends.solution import Solution
 #: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The
 #: first that takes a problem is a user's default.
 CALLS = ("int4pack", "int8pack", "dequantise")
-#: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two by
-#: which the number is then too small.
+#: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
+#: by which the number is then too small.
 _FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14)}
 #: k tiles that torch._convert_weight_to_int4pack interleaves, and the elements of k that it then wants whole.
 _K_TILES, _WHOLE_K = 8, 128

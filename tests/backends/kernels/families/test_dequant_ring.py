@@ -127,12 +127,12 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "kS)[(row + from + group) * kScales + of]",
-        "kS)[(row + from + group) * kScales + of * 0]",
+        "families/dequant_ring.h", "reinterpret_cast<const Scale*>(line)[of]",
+        "reinterpret_cast<const Scale*>(line)[of * 0]",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a scale that leaves numbers shrunk": (
-        "families/dequant_ring.h", "kFolded ? 1.0f : kShrunk<T>", "1.0f",
+        "families/dequant_ring.h", "kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>", "1.0f",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "a sign that is not inverted": (
