@@ -627,7 +627,7 @@ def test_blocks_of_8_bit_floats() -> None:
 @pytest.mark.parametrize(
     ("name", "quantised", "message"),
     [
-        ("llama-3-8b", {"quant_method": "awq", "bits": 4}, "quantization_config.quant_method 'awq' is"),
+        ("llama-3-8b", {"quant_method": "hqq", "bits": 4}, "quantization_config.quant_method 'hqq' is"),
         ("llama-3-8b", {"bits": 4}, "quantization_config.quant_method None is not supported for Llama"),
         ("llama-3-8b", {"quant_method": "mxfp4"}, "quant_method 'mxfp4' is not supported for Llama"),
         ("gpt-oss-20b", BLOCKS, "quant_method 'fp8' is not supported for GptOss"),
