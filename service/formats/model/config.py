@@ -23,9 +23,9 @@ many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the chec
 * Routed experts are two grouped products a layer, gate and up together, then down, of tokens *
   num_experts_per_tok rows with uniform routing. Their keys name the tokens, for an export that needs them.
   `expert_parallel` devices share them, whole ones each: a device then has its own experts' part of all rows.
-  Else `tensor_parallel` devices share each expert, as any MLP. Only unquantised experts of bf16 or fp16
-  without biases are grouped products: others are left out, as is what else is no single GEMM, and reported
-  as a rejected line, once per kind.
+  Else `tensor_parallel` devices share each expert, as any MLP. Only experts of bf16, fp16 or fp8_e4m3 with
+  scales of blocks, without biases, are grouped products: others are left out, as is what else is no single
+  GEMM, and reported as a rejected line, once per kind.
 
 A file that is no JSON, or no config.json, is one rejected line. A model whose layers are not known for
 certain, or that the devices do not divide, raises ReadError.
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from backends.errors import InvalidProblem, ReadError
-from backends.grouping import TYPES
+from backends.grouping import SCALED_TYPE, TYPES
 from backends.problem import GemmProblem
 from service.formats.core.base import (
     DEFAULTS,
@@ -55,7 +55,7 @@ from service.formats.model.architectures import architecture_of
 from service.formats.model.dtypes import Types, types_of
 from service.formats.model.fields import Fields, shown
 from service.formats.model.layers import ROW, Linear, Parallel, RoutedExperts
-from service.formats.vllm.experts import PRODUCTS, ExpertLayer
+from service.formats.vllm.experts import BLOCK, PRODUCTS, ExpertLayer
 
 #: Longest line in bytes, like a document's (json_text.MAX_ITEM): the longest published ones list every layer.
 MAX_DOCUMENT = 2**20
@@ -165,25 +165,27 @@ def _expert_layer(experts: RoutedExperts, types: Types, options: ReadOptions) ->
     """The experts of a device, or why they are no grouped products. Raises ReadError for a layer that cannot
     be."""
     top_k = options.top_k if options.top_k is not None else experts.top_k
-    kind = types.own if types.blocks is None else f"block-scaled {types.blocks}"
+    kind = types.blocks or types.own
     if types.quantised_experts:
         why = f"are {types.quantised_experts}"
     elif types.stored is not None:
         why = "are quantised, as the other layers are"
     elif experts.bias:
         why = "have biases"
-    elif kind not in TYPES:
-        why = f"are {kind}"
+    elif kind not in (*TYPES, SCALED_TYPE):
+        why = f"are {kind if types.blocks is None else f'block-scaled {kind}'}"
+    elif kind == SCALED_TYPE and experts.size % BLOCK:
+        why = f"cut a block of {BLOCK} scaled weights"
     elif top_k is None:
         why = "have no num_experts_per_tok in the config.json: write it there, or give top_k"
     else:
         return ExpertLayer(
-            experts.experts, experts.size, experts.hidden, top_k, experts.expert_parallel, kind
+            experts.experts, experts.size, experts.hidden, top_k, experts.expert_parallel, kind, types.own
         )
     return (
         f"the routed experts of {experts.calls} layers ({experts.experts} of intermediate size "
-        f"{experts.size} on a device) {why}; grouped products are of {' or '.join(TYPES)} without biases: "
-        "they are left out"
+        f"{experts.size} on a device) {why}; grouped products are of {', '.join(TYPES)} or {SCALED_TYPE} "
+        "without biases: they are left out"
     )
 
 

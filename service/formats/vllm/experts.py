@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 from backends.errors import InvalidProblem, ReadError
-from backends.grouping import MOST_GROUPS, TYPES
+from backends.grouping import MOST_GROUPS, SCALED_TYPE, TYPES
 from backends.problem import GemmProblem, from_linear
 from backends.problem_rules import MAX_SIZE
 from service.formats.core.base import ReadOptions, printable
@@ -25,6 +25,8 @@ from service.formats.core.base import ReadOptions, printable
 GATE_UP, DOWN = PRODUCTS = ("gate_up_proj", "down_proj")
 #: The distribution of rows for which products of files and models are tuned: that of vLLM's own script.
 ROUTING = "uniform"
+#: Scaled weights share a scale by so many elements each way.
+BLOCK = 128
 _KEY = re.compile(r"experts\.[a-z_]+ E=([0-9]{1,4}),N=([0-9]{1,10}),top_k=([0-9]{1,4}),tokens=([0-9]{1,10})")
 _NAME = re.compile(
     r"E=([0-9]{1,19}),N=([0-9]{1,19}),device_name=([^,=/\\\[\]]{1,100}?)"
@@ -38,8 +40,9 @@ EXAMPLE_NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
 @dataclass(frozen=True)
 class ExpertLayer:
     """`experts` experts of intermediate size `size` on a device, for a hidden size of `hidden`. `top_k`:
-    experts of a token, among those of all `expert_parallel` devices. Raises ReadError for sizes that no layer
-    has."""
+    experts of a token, among those of all `expert_parallel` devices. `dtype`: of weights and rows; 8-bit
+    floats have scales of 128x128 and 1x128 blocks, and results of type `output`. Raises ReadError for sizes
+    that no layer has."""
 
     experts: int
     size: int
@@ -47,6 +50,7 @@ class ExpertLayer:
     top_k: int
     expert_parallel: int = 1
     dtype: str = "bf16"
+    output: str = "bf16"
 
     def __post_init__(self) -> None:
         if not 1 <= self.experts <= MOST_GROUPS:
@@ -57,8 +61,14 @@ class ExpertLayer:
         every = self.experts * self.expert_parallel
         if not 1 <= self.top_k <= every:
             raise ReadError(f"a token has {self.top_k} experts (top_k), and the layer has {every} in all")
-        if self.dtype not in TYPES:
-            raise ReadError(f"grouped products are of {' or '.join(TYPES)}, not {printable(self.dtype, 40)}")
+        if self.dtype not in (*TYPES, SCALED_TYPE):
+            known = f"{', '.join(TYPES)} or {SCALED_TYPE}"
+            raise ReadError(f"grouped products are of {known}, not {printable(self.dtype, 40)}")
+        if self.dtype == SCALED_TYPE and self.size % BLOCK:
+            raise ReadError(
+                f"an intermediate size of {self.size} on a device cuts a block of {BLOCK} scaled weights; "
+                "share the experts among fewer devices"
+            )
 
     def rows(self, tokens: int) -> int:
         """Rows of a device for so many tokens."""
@@ -67,8 +77,13 @@ class ExpertLayer:
     def problem(self, product: str, tokens: int) -> GemmProblem:
         """One of the layer's products. Raises ReadError where it has more rows than a problem can."""
         n, k = (2 * self.size, self.hidden) if product == GATE_UP else (self.hidden, self.size)
+        scaled: dict[str, str] = {}
+        if self.dtype == SCALED_TYPE:
+            scaled = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": self.output}
         try:
-            return from_linear(self.rows(tokens), n, k, self.dtype, groups=self.experts, routing=ROUTING)
+            return from_linear(
+                self.rows(tokens), n, k, self.dtype, groups=self.experts, routing=ROUTING, **scaled
+            )
         except InvalidProblem as error:
             raise ReadError(f"{tokens} tokens make no product of experts: {error}") from None
 
@@ -113,15 +128,23 @@ class ExpertFile:
         experts, size, device, options, down = match.groups()
         return cls(int(experts), int(size), device, tuple(_OPTION.findall(options)), down is not None)
 
+    @property
+    def scaled(self) -> bool:
+        """Whether weights and rows are 8-bit floats with scales of blocks."""
+        said = dict(self.options)
+        block = said.get("block_shape", "").replace(" ", "")
+        of_rows = "per_channel_quant" in said
+        return not of_rows and (said.get("dtype"), block) == ("fp8_w8a8", f"[{BLOCK},{BLOCK}]")
+
     def fault(self) -> str | None:
         """Why the layer's products are none that gemmtune has, or None."""
         said = dict(self.options)
-        if "dtype" in said or "block_shape" in said or "per_channel_quant" in said:
+        if not self.scaled and any(name in said for name in ("dtype", "block_shape", "per_channel_quant")):
             return (
                 f"experts of {said.get('dtype', 'scaled weights')}: gemmtune has grouped products of "
-                f"{' and '.join(TYPES)} only"
+                f"{' and '.join(TYPES)}, and of fp8_w8a8 with scales of blocks [{BLOCK},{BLOCK}]"
             )
-        unknown = [name for name in said if name != "backend"]
+        unknown = [name for name in said if name not in ("backend", "dtype", "block_shape")]
         return f"{unknown[0]}={said[unknown[0]]} in its name is unknown" if unknown else None
 
     def layer(self, options: ReadOptions) -> ExpertLayer:
@@ -141,5 +164,5 @@ class ExpertFile:
             )
         return ExpertLayer(
             self.experts, self.size, options.hidden_size or 0, options.top_k or 0, options.expert_parallel,
-            options.dtype or TYPES[0],
+            SCALED_TYPE if self.scaled else options.dtype or TYPES[0],
         )  # fmt: skip

@@ -133,6 +133,11 @@ def entries(name: str, document: Document, options: ReadOptions) -> Iterator[Fou
         )
     if (fault := about.fault()) is not None:
         raise UnreadError(f"{printable(name)}: {fault}")
+    if about.scaled:
+        raise UnreadError(
+            f"{printable(name)}: configurations for scaled weights are of another kernel than {FAMILY}, "
+            "which multiplies bf16 and fp16; the model's config.json has these experts' problems"
+        )
     try:
         layer = about.layer(options)
     except ReadError as error:

@@ -355,13 +355,7 @@ def test_the_benchmarks_shapes_are_those_of_the_models() -> None:
     [
         ("llama-3-8b", []),
         ("mixtral-8x7b", []),
-        (
-            "deepseek-v3",
-            [
-                "the routed experts of 58 layers (256 of intermediate size 2048 on a device) are "
-                "block-scaled fp8_e4m3; grouped products are of bf16 or fp16 without biases"
-            ],
-        ),
+        ("deepseek-v3", []),
         (
             "gpt-oss-20b",
             ["the routed experts of 24 layers (32 of intermediate size 2880 on a device) are mxfp4; grouped"],
@@ -389,6 +383,12 @@ def test_routed_experts_are_two_grouped_products() -> None:
         read = entries(config(name), tokens=(5,), dtype=dtype)
         gate_up, down = (f"experts.{product} {size},tokens=5" for product in ("gate_up_proj", "down_proj"))
         assert routed(read) == dict(zip((gate_up, down), expected, strict=True))
+        assert {part.problem.dtype_a for part in read if part.problem.groups} == {"bf16"}
+    stored = entries(config("deepseek-v3"), tokens=(5,))
+    kinds = {(p.dtype_a, p.dtype_d, p.scale_a, p.scale_b)
+             for p in (part.problem for part in stored) if p.groups}  # fmt: skip
+    assert kinds == {("fp8_e4m3", "bf16", "block_128x128", "block_1x128")}
+    assert routed(stored) == routed(entries(config("deepseek-v3"), tokens=(5,), dtype="bf16"))
     plain = entries(config("deepseek-v3"), dtype="bf16")
     assert shapes(plain)["shared_experts.down_proj"] == (7168, 2048, 58)
     assert routed(entries(config("llama-3-8b"))) == {}

@@ -128,7 +128,7 @@ def test_a_config_json_in_the_files_folder(tmp_path: Path) -> None:
         (NAME, {"hidden_size": None}, "give hidden_size (--hidden-size), or lay the model's config.json"),
         (NAME, {"top_k": None}, "give top_k (--top-k), or lay"),
         (NAME, {"top_k": 129}, "a token has 129 experts (top_k), and the layer has 128 in all"),
-        (NAME, {"dtype": "fp32"}, "grouped products are of bf16 or fp16, not fp32"),
+        (NAME, {"dtype": "fp32"}, "grouped products are of bf16, fp16 or fp8_e4m3, not fp32"),
         (NAME.replace("E=128", "E=0"), {}, "a layer of 0 experts on a device: 1 to 1023 are known"),
         (NAME.replace("E=128", "E=2048"), {}, "a layer of 2048 experts on a device"),
         (NAME.replace("N=768", "N=0"), {}, "the intermediate size of a layer of experts is from 1"),

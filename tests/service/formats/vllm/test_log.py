@@ -94,7 +94,16 @@ def test_block_fp8_layers_need_no_option() -> None:
             {},
             "experts of fp8_w8a8: gemmtune has grouped products",
         ),
-        (NAME.replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128, 128]"), {}, "experts of fp8_w8a8"),
+        (
+            NAME.replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128, 64]"),
+            {},
+            "experts of fp8_w8a8: gemmtune has grouped products",
+        ),
+        (
+            NAME.replace("1536,", "192,").replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128,128]"),
+            {},
+            "an intermediate size of 192 on a device cuts a block of 128 scaled weights",
+        ),
         ("E=x,N=1536,device_name=NVIDIA_L40S.json", {}, "it names no file of tuned configurations"),
         ("E=16,N=99999999999999999999,device_name=X.json", {}, "no layer of experts has such a name"),
         ("N=64,K=64,device_name=X.json", {}, "does not say the N, K, device, type and block shape"),
@@ -138,3 +147,14 @@ def test_no_bytes_raise_anything_but_a_read_error(raw: bytes) -> None:
             )
             bad = [part for part in found if isinstance(part, Rejected)]
             assert all(part.reason and (part.reason + part.text).isprintable() for part in bad)
+
+
+def test_experts_scaled_by_blocks() -> None:
+    name = NAME.replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128, 128]")
+    imported = read(f"WARNING {SAID} {FOLDER}/{name}\n")
+    assert imported.rejected == []
+    for item in imported.problems:
+        p = item.problem
+        assert (p.groups, p.dtype_a, p.dtype_d) == (16, "fp8_e4m3", "bf16")
+        assert (p.scale_a, p.scale_b) == ("block_128x128", "block_1x128")
+    assert {item.problem.m for item in imported.problems} == {2 * 1536, imported.problems[0].problem.k}
