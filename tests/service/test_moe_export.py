@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 
 from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.solution import Solution
-from db.engine import reading
+from db import models
+from db.engine import reading, writing
+from db.values import table
 from service import exports
 from service.formats import ExportRefused, ExportReport, ReadOptions
 from service.formats.core.tar_text import unpack
@@ -106,6 +108,19 @@ def test_candidates_come_from_the_sessions_of_the_rows(engine: Engine) -> None:
         proven = [one for one in row.candidates if one.proven]
         assert row.solution in [one.solution for one in proven]
     assert all(row.candidates == () for row in exports.read_rows(engine, chosen, (), ExportReport()))
+
+
+def test_a_candidate_that_was_wrong_once_is_none(engine: Engine) -> None:
+    tune(engine, 8)
+    measurement = table(models.Measurement)
+    with writing(engine) as connection:
+        query = update(measurement).where(
+            measurement.c.solution_id == BOTH.id, measurement.c.phase == "screen"
+        )
+        connection.execute(query.values(status="wrong_result"))
+    chosen = exports.Selection(HERE.device_class, TuningSettings().policy.id)
+    rows = exports.read_rows(engine, chosen, (), ExportReport(), families=("triton-fused-moe",))
+    assert all({one.solution for one in row.candidates} == {FEW, MANY, FIRST} for row in rows)
 
 
 def test_other_formats_have_no_use_for_top_k(engine: Engine) -> None:

@@ -30,6 +30,16 @@ from backends.solution import Parameter, Solution
 #: most as many tokens as the device has experts. It names neither warps nor stages: Triton's defaults.
 _FEW, _MANY = (16, 32, 64, 1), (64, 64, 32, 8)
 _WARPS, _STAGES = 4, {"cuda": 3, "hip": 2}
+#: The same of newer releases: rows by the most tokens of a call (None: any number), warps and stages. AMD's
+#: stages are those above.
+_NEWER: tuple[tuple[int | None, tuple[int, int, int, int, int]], ...] = (
+    (32, (16, 64, 128, 4, 4)), (64, (32, 64, 128, 4, 3)), (96, (32, 128, 64, 4, 3)),
+    (128, (64, 128, 64, 4, 3)), (512, (64, 128, 64, 8, 3)), (None, (128, 128, 64, 8, 3)),
+)  # fmt: skip
+#: Beyond so many tokens an expert they have bands of so many rows of tiles.
+_BANDED, _NEWER_BAND = 128, 16
+#: Experts of a token in published models, by which rows may be those of so many tokens.
+_TOP_K = (1, 2, 4, 6, 8, 10)
 #: Columns and steps along k of the configurations that both products measure; warps and stages by vendor.
 _SHARED_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
 _SHARED_LAUNCHES = {"cuda": ((4, 3), (4, 4), (8, 4)), "hip": ((4, 2), (8, 2))}
@@ -60,13 +70,41 @@ class TritonFusedMoe(FrameworkFamily):
         """What vLLM runs untuned: for at most as many tokens as the device has experts, and for more."""
         return self._untuned(_FEW, environment), self._untuned(_MANY, environment)
 
+    def untuned(self, tokens: int, experts: int, environment: Environment) -> tuple[Solution, Solution]:
+        """What vLLM runs untuned for so many tokens and experts on a device: by earlier releases, and by
+        newer ones."""
+        few, many = self.defaults(environment)
+        return (few if tokens <= experts else many), self._newer(tokens, experts, environment)
+
+    def newer_defaults(self, problem: GemmProblem, environment: Environment) -> dict[Solution, str]:
+        """What newer releases run untuned for the numbers of tokens that the rows may be of, each with these
+        in words."""
+        found: dict[Solution, str] = {}
+        for top_k in _TOP_K:
+            tokens = -(-problem.n // top_k)
+            most = next(most for most, _ in _NEWER if most is None or tokens <= most)
+            words = f"up to {most} tokens" if most is not None else f"over {_NEWER[-2][0]} tokens"
+            if tokens // problem.groups > _BANDED:
+                words += f", over {_BANDED} an expert"
+            found.setdefault(self._newer(tokens, problem.groups, environment), words)
+        return found
+
+    def _newer(self, tokens: int, experts: int, environment: Environment) -> Solution:
+        of = next(row for most, row in _NEWER if most is None or tokens <= most)
+        bm, bn, bk, warps, stages = of
+        band = _NEWER_BAND if tokens // experts > _BANDED else 1
+        stages = _STAGES["hip"] if environment.vendor == "hip" else stages
+        return self.solution(
+            dict(zip(self.choices, (bm, bn, bk, band, warps, stages), strict=True)), environment
+        )
+
     def _untuned(self, row: tuple[int, ...], environment: Environment) -> Solution:
         values = (*row, _WARPS, _STAGES.get(environment.vendor, _STAGES["cuda"]))
         return self.solution(dict(zip(self.choices, values, strict=True)), environment)
 
     def firsts(self, problem: GemmProblem, environment: Environment) -> Iterable[tuple[Parameter, ...]]:
         """vLLM's own configurations, then those that depend on the rows and the groups alone."""
-        for solution in self.defaults(environment):
+        for solution in (*self.defaults(environment), *self.newer_defaults(problem, environment)):
             yield tuple(solution.parameters[name] for name in self.choices)
         for (bn, bk), (warps, stages) in product(_SHARED_TILES, _SHARED_LAUNCHES[environment.vendor]):
             for bm in _sides(problem)[:2]:
@@ -79,8 +117,9 @@ class TritonFusedMoe(FrameworkFamily):
             for row in self.firsts(problem, environment)
         ]
         estimated = [self._named(values, environment) for values in self._estimated(problem, environment)]
-        turns = zip_longest(firsts[2:], estimated)
-        listed = [*firsts[:2], *(one for pair in turns for one in pair if one is not None)]
+        heads = 2 + len(self.newer_defaults(problem, environment))
+        turns = zip_longest(firsts[heads:], estimated)
+        listed = [*firsts[:heads], *(one for pair in turns for one in pair if one is not None)]
         legal = (one for one in dict.fromkeys(listed) if self.illegal(problem, one, environment) is None)
         yield from islice(legal, self.most)
 

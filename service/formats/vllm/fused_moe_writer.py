@@ -10,9 +10,9 @@ release of its Triton (validator TRITON). vLLM gives every member of the H200 fa
 run it: gate and up together, w[E, 2 N, hidden], then down, w[E, hidden, N]. So a row is written where both
 products of its rows were tuned: of the configurations that both sessions verified and timed, the one with the
 least time for both together. It is a WIN if that time is at least 2% less than the time of what the framework
-runs untuned, which every tuning of a grouped product measures; the medians of the two sessions decide, and
-the report's gain is theirs. Otherwise it is a TIE, which ties=default writes as the framework's own
-configuration.
+runs untuned, which every tuning of a grouped product measures; releases differ in that, and the fastest of
+them counts. The medians of the two sessions decide, and the report's gain is theirs. Otherwise it is a TIE,
+which ties=default writes as the framework's own configuration.
 
 **Tokens.** A product's rows are its tokens times the experts of a token. Problems of a model's config.json,
 of a log and of these files know their tokens by name; for others `top_k` (--top-k) gives the experts of a
@@ -344,8 +344,11 @@ class _Archive:
         """What to write for a number of tokens. Raises OmittedError."""
         if not found:
             return _Choice(up.solution, "", None, None, proven=True)
-        default = self._default(tokens, experts)
-        known = next((of for of in found.values() if dict(of[0].solution.parameters) == default), None)
+        earlier, newer = self._untuned(tokens, experts)
+        by_parameters = {tuple(sorted(of[0].solution.parameters.items())): of for of in found.values()}
+        known = by_parameters.get(earlier)
+        if known is not None and (other := by_parameters.get(newer)) is not None:
+            known = min(known, other, key=lambda of: of[1])
         if known is None:
             raise OmittedError(
                 f"what {self.stack.stack} runs untuned for its tokens was not measured for both products of "
@@ -361,11 +364,12 @@ class _Archive:
             )
         return _Choice(known[0].solution, "TIE", known[1], known[1], proven=True)
 
-    def _default(self, tokens: int, experts: int) -> dict[str, Parameter]:
+    def _untuned(self, tokens: int, experts: int) -> tuple[tuple[tuple[str, Parameter], ...], ...]:
+        """The parameters of what earlier and newer releases run without a file."""
         device = self.options.device
         here = Environment(device.vendor, device.arch, device.product, device.units, 0, "")
-        few, many = TritonFusedMoe().defaults(here)
-        return dict((few if tokens <= experts else many).parameters)
+        found = TritonFusedMoe().untuned(tokens, experts, here)
+        return tuple(tuple(sorted(one.parameters.items())) for one in found)
 
     def _nameable(self, solution: Solution) -> bool:
         try:

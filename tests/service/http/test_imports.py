@@ -168,6 +168,8 @@ def test_a_model_is_asked_for_as_it_is_run(client: httpx.Client) -> None:
         ({"tensor_parallel": 3}, "32"),
         ({"dtype": "fp7"}, "fp7"),
         ({"layers": "mixed"}, "layers"),
+        ({"top_k": 0}, "top_k"),
+        ({"expert_parallel": 2}, "this model has no routed experts"),
     ],
 )
 def test_a_way_that_the_model_cannot_be_run_is_told(
@@ -176,6 +178,18 @@ def test_a_way_that_the_model_cannot_be_run_is_told(
     response = client.post("/v1/imports/model-config", content=MODEL, headers=CSV, params=params)
     assert response.status_code == 422
     assert words in response.text
+
+
+def test_layers_of_experts_of_a_log(client: httpx.Client) -> None:
+    name = "E=16,N=768,device_name=NVIDIA_H200.json"
+    line = f"WARNING Using default MoE config. ... Config file not found at ['/x/{name}']\n".encode()
+    found = upload(client, line, tokens=[1, 4], hidden_size=2048, top_k=8, expert_parallel=2)
+    assert found["format"] == "vllm-log"
+    assert [(p["groups"], p["m"], p["n"], p["k"]) for p in found["problems"]] == [
+        (16, 4, 1536, 2048), (16, 4, 2048, 768), (16, 16, 1536, 2048), (16, 16, 2048, 768),
+    ]  # fmt: skip
+    unknown = upload(client, line, tokens=[1])
+    assert "give hidden_size (--hidden-size) and top_k (--top-k)" in unknown["rejected"][0]["reason"]
 
 
 # ---- claims ----------------------------------------------------------------------------------------

@@ -84,7 +84,9 @@ def test_both_products_of_a_layer_have_candidates_in_common(environment: Environ
 
 def test_blocks_of_rows_follow_the_rows_of_a_group() -> None:
     def largest(tokens: int) -> int:
-        found = [one.parameters for one in FAMILY.solutions(qwen(tokens)[0], H200)][2:]
+        problem = qwen(tokens)[0]
+        untuned = (*FAMILY.defaults(H200), *FAMILY.newer_defaults(problem, H200))
+        found = [one.parameters for one in FAMILY.solutions(problem, H200) if one not in untuned]
         return max(int(one["BLOCK_SIZE_M"] or 0) for one in found)
 
     assert [largest(tokens) for tokens in TOKENS] == [16, 16, 64, 256]
@@ -113,6 +115,26 @@ def test_the_launch_has_enough_blocks_for_any_counts(routing: Any, side: int) ->
         {"block_m": side, "block_n": 32, "block_k": 32, "group_m": 1, "num_warps": 4, "num_stages": 2},
     )
     assert expected.tiles == needed * 2
+
+
+def test_newer_releases_choose_by_the_tokens() -> None:
+    names = (*FAMILY.choices,)
+
+    def row(tokens: int, experts: int = 128, environment: Environment = H200) -> tuple[object, ...]:
+        newer = FAMILY.untuned(tokens, experts, environment)[1]
+        return tuple(newer.parameters[name] for name in names)
+
+    assert [row(tokens) for tokens in (1, 32, 64, 96, 128, 512, 513)] == [
+        (16, 64, 128, 1, 4, 4), (16, 64, 128, 1, 4, 4), (32, 64, 128, 1, 4, 3), (32, 128, 64, 1, 4, 3),
+        (64, 128, 64, 1, 4, 3), (64, 128, 64, 1, 8, 3), (128, 128, 64, 1, 8, 3),
+    ]  # fmt: skip
+    assert row(4096, 8) == (128, 128, 64, 16, 8, 3)
+    assert row(1, environment=MI300X) == (16, 64, 128, 1, 4, 2)
+    assert FAMILY.untuned(8, 8, H200)[0] == FAMILY.defaults(H200)[0]
+    assert FAMILY.untuned(9, 8, H200)[0] == FAMILY.defaults(H200)[1]
+    for tokens in TOKENS:
+        problem = qwen(tokens)[0]
+        assert FAMILY.untuned(tokens, 128, H200)[1] in FAMILY.newer_defaults(problem, H200)
 
 
 def test_fewer_rows_than_groups_make_no_more_blocks_than_rows() -> None:

@@ -127,6 +127,15 @@ def test_a_configuration_that_is_no_faster_is_never_written() -> None:
     assert gain["geometric_mean"] == 1.0
 
 
+def test_releases_differ_in_what_they_run_untuned_and_the_fastest_counts() -> None:
+    for tokens in TOKENS:
+        newer = TritonFusedMoe().untuned(tokens, 8, H200)[1]
+        fast, slow = {**USUAL, newer: (2e-5, 1.02e-5)}, {**USUAL, newer: (9e-5, 9e-5)}
+        assert only_reason(layer((tokens,), fast)).startswith("TIE: left out")
+        reasons = written(layer((tokens,), slow))[1].omitted
+        assert not any(reason.startswith("TIE") for reason in reasons)
+
+
 def test_only_configurations_that_both_products_verified_count() -> None:
     lone = replace_parameters(WIDE, num_warps=8)
     rows = layer()
