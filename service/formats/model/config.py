@@ -16,8 +16,8 @@ many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the chec
 * The bias of a row-parallel layer is added on the first device alone (vLLM and SGLang, RowParallelLinear),
   before the sum over devices: with several devices it is two problems, with and without.
 * Layers of a checkpoint of GPTQ, AWQ, compressed-tensors or DeepSeek's blocks are as it stores them:
-  quantised weights beside 16-bit activations, int8 rows, 8-bit floats in rows, tensors or blocks, MXFP4. What has no
-  problem is refused by its name (act-order, NVFP4, settings of single modules); `dtype` bf16 tunes the
+  quantised weights beside 16-bit activations, int8 rows, 8-bit floats in rows, tensors or blocks, MXFP4. What
+  has no problem is refused by its name (act-order, NVFP4, settings of single modules); `dtype` bf16 tunes the
   layers unquantised.
 * Attention itself runs in fused kernels, not in GEMMs; MLA's kv_b_proj is called at prefill only. Routed
   experts are grouped GEMMs: what is left out is reported as a rejected line, once per kind.
