@@ -102,7 +102,7 @@ struct DequantRing {
         const int first = static_cast<int>(block_x()) * kAll;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         const Copies copies(all, first, member);
-        const Reads reads(member, all);
+        const Reads reads(member, args.k, all.scale_row);
         char* const ring = opaque_shared(shared + team * SLOTS * kSlot);
         Sums sum = {};
         // The first SLOTS - 1 iterations only copy. Every team has the same iterations, the last maybe without a
@@ -208,13 +208,13 @@ private:
         int group, member, weights_at, inputs_at, row;  // row: the warp's first one in the block
         int scales_at;                                  // of bytes, from a row's first word on
         unsigned mask;
-        GEMMTUNE_DEVICE Reads(int warp, const Args& all)
+        GEMMTUNE_DEVICE Reads(int warp, int k, i64 groups)
             : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
-              mask(kept(kFolded ? kLiftedMask : kConvertMask, all.gemm.k)) {
+              mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
             const int own = kSpread ? (row + group) * kWeightBytes + member * 4
                                     : line_place<kWeightBytes>(row + group, member);
             weights_at = opaque(kW + own);
-            scales_at = QUANT::kFloat ? static_cast<int>(group * all.scale_row & 3) : 0;
+            scales_at = QUANT::kFloat ? static_cast<int>(group * groups & 3) : 0;
             inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
         }
 
@@ -276,8 +276,8 @@ private:
             }
         }
         GEMMTUNE_DEVICE Scale scale(const char* slot, int from, int of) const {
-            const char* const line = slot + kS + (row + from + group) * kScalePitch + scales_at;
-            return reinterpret_cast<const Scale*>(line)[of];
+            const int at = (row + from + group) * (kScalePitch / static_cast<int>(sizeof(Scale))) + of;
+            return reinterpret_cast<const Scale*>(slot + kS)[QUANT::kFloat ? at + scales_at : at];
         }
         GEMMTUNE_DEVICE Scale float_zero(const char* slot, int from, int of) const {
             return reinterpret_cast<const Scale*>(slot + kZ)[(row + from + group) * kScales + of];

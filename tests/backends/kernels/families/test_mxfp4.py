@@ -151,7 +151,7 @@ MISTAKES = {
         "step ^ spread<kWeightBytes>(group ^ 2)",
     ),
     "scales from a word's first byte": (
-        RINGS, "families/dequant_ring.h", "group * all.scale_row & 3", "group * 0 & 3",
+        RINGS, "families/dequant_ring.h", "group * groups & 3", "group * groups * 0 & 3",
     ),
     "the scale of the upper rows": (
         RINGS, "families/dequant_ring.h", "factor[t][i / 2] * own", "factor[t][0] * own",
