@@ -14,7 +14,7 @@ from typing import Any
 from backends.cpu import families as cpu
 from backends.cpu.compiler import find_compiler
 from backends.cpu.compiler import missing as no_compiler
-from backends.dtypes import COMPUTE_FOR, WEIGHT_TYPES
+from backends.dtypes import COMPUTE_FOR, FP4, WEIGHT_TYPES
 from backends.errors import InvalidProblem
 from backends.grouping import TYPES
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
@@ -100,10 +100,12 @@ def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
         with suppress(InvalidProblem):
             if supports(from_mm(16, 256, 256, name, **options)):
                 found[name] = None
-    for name, scale in product(WEIGHT_TYPES, ("block_1x128", "outer")):
-        weights = {"dtype_b": name, "scale_b": scale, "scale_dtype": "bf16", "trans_b": "T"}
-        if supports(from_mm(16, 256, 256, "bf16", **weights)):
-            found[f"{name} weights"] = None
+    for name in WEIGHT_TYPES:
+        scales = (("block_1x32", None),) if name == FP4 else (("block_1x128", "bf16"), ("outer", "bf16"))
+        for scale, kind in scales:
+            weights = {"dtype_b": name, "scale_b": scale, "scale_dtype": kind, "trans_b": "T"}
+            if supports(from_mm(16, 256, 256, "bf16", **weights)):
+                found[f"{name} weights"] = None
     for name in TYPES:
         if supports(from_linear(16, 256, 256, name, groups=4)):
             found[f"{name} groups"] = None

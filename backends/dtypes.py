@@ -1,7 +1,7 @@
 """The number formats of GEMM operands, and host conversions that need no torch.
 
 Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). Two
-4-bit integers share a byte, the one at the even index in its low half. The unit roundoff is half the spacing
+4-bit elements share a byte, the one at the even index in its low half. The unit roundoff is half the spacing
 of numbers just above one: 2**-(significand bits), counting the hidden bit.
 """
 
@@ -19,11 +19,17 @@ from backends.errors import InvalidProblem
 
 FLOAT, INTEGER, COMPLEX = "float", "integer", "complex"
 
+#: OCP's 4-bit float (Microscaling Formats 1.0, 5.3.3), and the numbers of its 16 codes: a sign, two bits of
+#: exponent with bias 1, one of mantissa; neither infinity nor NaN.
+FP4 = "fp4_e2m1"
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1: tuple[float, ...] = (*_MAGNITUDES, *(-one for one in _MAGNITUDES))
+
 
 @dataclass(frozen=True)
 class DType:
     """One number format. `significand` counts the hidden bit (0 for integers). `packing` elements share one
-    stored unit of type `storage`: 1, except for 4-bit integers."""
+    stored unit of type `storage`: 1, except for formats of 4 bits."""
 
     name: str
     bits: int
@@ -55,7 +61,8 @@ class DType:
     @property
     def poison(self) -> int:
         """The byte that elements hold before a kernel writes them: a large odd number of integers; floats of
-        these bytes are NaN (FNUZ formats have one NaN, others have 0xFF..)."""
+        these bytes are NaN (FNUZ formats have one NaN, others have 0xFF..; e2m1, which no kernel writes, has
+        none)."""
         if self.kind == INTEGER:
             return 0x77
         return 0x80 if self.name.endswith("_fnuz") else 0xFF
@@ -63,6 +70,8 @@ class DType:
     @property
     def largest(self) -> float:
         """Largest finite value."""
+        if self.name == FP4:
+            return float(max(E2M1))
         if self.packing > 1:
             return float(2**self.bits - 1 if self.name.startswith("u") else 2 ** (self.bits - 1) - 1)
         if self.kind == INTEGER:
@@ -97,6 +106,7 @@ DTYPES: Mapping[str, DType] = {
         # New ones last: a C header numbers them in this order.
         _row("int4", INTEGER, 0, np.uint8, 2),
         _row("uint4", INTEGER, 0, np.uint8, 2),
+        _row(FP4, FLOAT, 2, np.uint8, 2),
     )
 }
 
@@ -108,6 +118,7 @@ ALIASES: Mapping[str, str] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
     "float8_e4m3fnuz": "fp8_e4m3_fnuz", "float8_e5m2fnuz": "fp8_e5m2_fnuz",
+    "float8_e8m0fnu": "fp8_e8m0", "float4_e2m1fn_x2": FP4, "float4_e2m1fn": FP4,
     "i8": "int8", "i32": "int32", "i4": "int4", "u4": "uint4",
 }  # fmt: skip
 
@@ -147,7 +158,7 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
 }
 
 #: Storage types of quantised weights, and the types of the activations that are multiplied by them.
-WEIGHT_TYPES = ("int4", "uint4", "int8")
+WEIGHT_TYPES = ("int4", "uint4", "int8", FP4)
 ACTIVATION_TYPES = ("bf16", "fp16")
 
 
@@ -178,6 +189,8 @@ def dtype(name: object, field: str = "dtype") -> DType:
 
 def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
     """Rounds float64 or float32 `values` to `target` once (nearest even; integers clip to their range)."""
+    if target.packing > 1:
+        raise ValueError(f"two elements of {target} share a byte: backends.quantisation packs them")
     if target.kind == INTEGER:
         info = np.iinfo(target.storage)
         # In float64, because fp32 cannot represent 2**31 - 1.

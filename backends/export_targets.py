@@ -100,6 +100,13 @@ _TARGETS = (
         ("triton-block-fp8",),
         defaults=(*TORCH_DEFAULTS, "triton-block-fp8"),
     ),
+    ExportTarget(
+        "fused-moe",
+        "fused-MoE configurations of vLLM and SGLang",
+        ("cuda", "hip"),
+        ("triton-fused-moe",),
+        defaults=(*TORCH_DEFAULTS, "torch-grouped", "triton-fused-moe"),
+    ),
     ExportTarget("openblas", "programs that call OpenBLAS", ("cpu",), ("openblas", "openblas_upcast")),
     ExportTarget("bundle", "programs that launch packages of our own kernels"),
 )

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from backends.canonical import short_hash
-from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, dtype, is_weight_only
+from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, FP4, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.grouping import MOST_GROUPS, NO_ROUTING, active_groups, check_groups, routing_of
 from backends.problem_rules import (
@@ -45,7 +45,7 @@ from backends.problem_rules import (
     normalise,
     one_of,
 )
-from backends.quantisation import STORED_ZEROS, check_weights, groups_of
+from backends.quantisation import STORED_ZEROS, check_mx, check_weights, groups_of
 
 #: Fields in which problems of the same kind may differ.
 _SIZES = frozenset(
@@ -78,6 +78,7 @@ class GemmProblem(ProblemFields):
         one_of(self.alignment, "alignment", ALIGNMENTS)
         one_of(self.compute, "compute", tuple(COMPUTE_TYPES))
         check_types(self)
+        check_mx(self)
         check_epilogue(self)
         normalise(self)
         check_weights(self)
@@ -241,9 +242,10 @@ def from_blas(
     """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
-    storage computed in tf32. An A of int4, uint4 or int8 beside a B of bf16 or fp16 is a quantised weight
-    matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are distributed over
-    them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises InvalidProblem."""
+    storage computed in tf32. An A of int4, uint4, int8 or fp4_e2m1 beside a B of bf16 or fp16 is a quantised
+    weight matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are
+    distributed over them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises
+    InvalidProblem."""
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
@@ -275,8 +277,8 @@ def _built(
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
         raise InvalidProblem(
-            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4 or uint4 for a weight "
-            "matrix beside bf16 or fp16",
+            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4 or fp4_e2m1 "
+            "for a weight matrix beside bf16 or fp16",
             "dtype_a",
         )
     out = dtype_d if dtype_d is not None else dtype_c
@@ -319,7 +321,7 @@ def _built(
             bias=None if bias is None else dtype(bias, "bias").name,
             bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
-            scale_dtype="fp32" if scale_dtype is None else scale_dtype,
+            scale_dtype=("fp8_e8m0" if a == FP4 else "fp32") if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
             zero_a=zero_a, groups=groups, routing=routing_of(routing, groups),
         )  # fmt: skip

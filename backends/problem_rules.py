@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8, is_weight_only
+from backends.dtypes import (
+    COMPLEX,
+    COMPUTE_FOR,
+    DTYPES,
+    FP4,
+    OUTPUTS_FOR,
+    dtype,
+    is_fp8,
+    is_weight_only,
+)
 from backends.errors import InvalidProblem
 
 #: Sizes must fit the 32-bit ints of every vendor's BLAS.
@@ -28,8 +37,9 @@ BLOCKS: Mapping[str, tuple[int, int]] = {
     "block_1x128": (1, 128), "block_128x128": (128, 128), "block_1x32": (1, 32), "block_1x64": (1, 64),
 }  # fmt: skip
 SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
-#: Types of the scales of quantised weights.
+#: Types of the scales of quantised integers, and of MXFP4.
 WEIGHT_SCALE_DTYPES = ("fp32", "bf16", "fp16")
+MX_SCALE_DTYPES = ("fp8_e8m0",)
 ALIGNMENTS = (1, 2, 4, 8, 16)
 #: The scalars that represent the class "any" when a problem is run (exact in every float format).
 ALPHA_ANY, BETA_ANY = 1.5, -0.5
@@ -83,6 +93,11 @@ class ProblemFields:
         return is_weight_only(self.dtype_a, self.dtype_b)
 
     @property
+    def mx(self) -> bool:
+        """Whether A is a weight matrix of MXFP4: e2m1 with e8m0 scales."""
+        return self.weight_only and self.dtype_a == FP4
+
+    @property
     def input_type(self) -> str:
         """The type of A and B as they are multiplied: A's, or that of the activations if A is a quantised
         weight matrix."""
@@ -102,7 +117,7 @@ def check_types(p: ProblemFields) -> None:
     if a != b and not (is_fp8(a) and is_fp8(b)):
         raise InvalidProblem(
             f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix, and a "
-            "weight matrix x[m,k] w[n,k] of int4, uint4 or int8 with bf16 or fp16)",
+            "weight matrix x[m,k] w[n,k] of int4, uint4, int8 or fp4_e2m1 with bf16 or fp16)",
             "dtype_b",
         )
     one_of(p.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
@@ -136,7 +151,8 @@ def check_epilogue(p: ProblemFields) -> None:
     one_of(p.scale_d, "scale_d", ("none", "tensor"))
     scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
     if scaled:
-        one_of(p.scale_dtype, "scale_dtype", WEIGHT_SCALE_DTYPES if p.weight_only else SCALE_DTYPES)
+        known = SCALE_DTYPES if not p.weight_only else MX_SCALE_DTYPES if p.mx else WEIGHT_SCALE_DTYPES
+        one_of(p.scale_dtype, "scale_dtype", known)
         if p.dtype_a in ("fp64", "complex64", "complex128"):
             raise InvalidProblem(f"scales do not apply to {p.dtype_a} operands", "scaling")
 

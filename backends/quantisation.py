@@ -1,4 +1,4 @@
-"""Quantised weights: how their integers, scales and zero points are stored, and which combinations exist.
+"""Quantised weights: how their elements, scales and zero points are stored, and which combinations exist.
 
 A product of 16-bit activations by quantised weights, x[m,k] w[n,k] transposed, means
 
@@ -15,6 +15,11 @@ scale for the whole matrix (tensor). The zero point is one of ZEROS:
             bit 4 i of word [r, g]
     float   stored like the scales, in their type: W = (q - z) * s (HQQ)
     shift   stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
+
+MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit integers, and scales of fp8_e8m0,
+one a group of 32 (block_1x32): the byte e is 2^(e - 127). There is no zero point. A scale of 255 is NaN, and
+so is then every weight of its group; weights are packed without one, and kernels and the reference carry it
+to the sums.
 """
 
 from __future__ import annotations
@@ -24,9 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, INTEGER
+from backends.dtypes import DTYPES, E2M1, FP4, INTEGER
 from backends.errors import InvalidProblem
-from backends.problem_rules import TERMS, ProblemFields, one_of
+from backends.problem_rules import MX_SCALE_DTYPES, TERMS, ProblemFields, one_of
 
 #: Zero points of quantised weights.
 ZEROS = ("none", "eight", "uint4", "float", "shift")
@@ -36,6 +41,11 @@ STORED_ZEROS = ("uint4", "float", "shift")
 GROUPS = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
 #: Rows whose 4-bit zero points share a word.
 ZERO_ROWS = 8
+
+#: The scale of MXFP4, and its elements of k.
+MX_SCALE, MX_GROUP = "block_1x32", 32
+#: The byte of an e8m0 scale that is NaN, and the exponents of the others.
+MX_NAN, MX_EXPONENTS = 255, (-127, 127)
 
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
@@ -59,13 +69,27 @@ def check_weights(p: ProblemFields) -> None:
     for name in ("scale_b", "scale_d"):
         if getattr(p, name) != "none":
             raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
-    if p.scale_a not in ("tensor", "outer", *GROUPS):
-        known = ", ".join(("tensor", "outer", *GROUPS))
+    scales = (MX_SCALE,) if p.mx else ("tensor", "outer", *GROUPS)
+    if p.scale_a not in scales:
+        known = ", ".join(scales)
         raise InvalidProblem(
             f"scale_a {p.scale_a} is no scale of quantised weights; known: {known}", "scale_a"
         )
     _check_sizes(p)
     _check_zero(p)
+
+
+def check_mx(p: ProblemFields) -> None:
+    """Checks the scales of e2m1 weights, with the names of what they would be. Raises InvalidProblem."""
+    if not p.mx:
+        return
+    nvfp4 = (
+        "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported; MXFP4 has "
+    )
+    if p.scale_a in ("block_1x16", "group_16"):
+        raise InvalidProblem(f"scale_a {p.scale_a}: {nvfp4}groups of 32 (block_1x32)", "scale_a")
+    if p.scale_dtype in ("fp8_e4m3", "fp32"):
+        raise InvalidProblem(f"scale_dtype {p.scale_dtype}: {nvfp4}scales of fp8_e8m0", "scale_dtype")
 
 
 def _check_sizes(p: ProblemFields) -> None:
@@ -80,6 +104,8 @@ def _check_sizes(p: ProblemFields) -> None:
 
 
 def _check_zero(p: ProblemFields) -> None:
+    if p.mx and p.zero_a != "none":
+        raise InvalidProblem(f"zero_a {p.zero_a}: {FP4} has a sign, and MXFP4 no zero point", "zero_a")
     if p.dtype_a != "uint4" and p.zero_a != "none":
         raise InvalidProblem(
             f"zero_a {p.zero_a}: {p.dtype_a} is signed and has no zero point; store the weights as uint4",
@@ -108,29 +134,63 @@ def groups_of(p: ProblemFields) -> int:
 
 
 def unpacked(p: ProblemFields, stored: Array) -> Float:
-    """The integers of stored weights, [..., bytes] -> [..., k], as float64."""
+    """The integers (e2m1's numbers) of stored weights, [..., bytes] -> [..., k], as float64."""
     if DTYPES[p.dtype_a].packing == 1:
         return stored.astype(np.float64)
     low, high = stored & 15, stored >> 4
-    found = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1).astype(np.float64)
+    nibbles = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1)
+    if p.dtype_a == FP4:
+        return np.array(E2M1)[nibbles]
+    found = nibbles.astype(np.float64)
     return np.where(found > 7, found - 16, found) if p.dtype_a == "int4" else found
 
 
 def packed(integers: Array, dtype_a: str) -> Array:
-    """Integers [..., k] as weights of `dtype_a` are stored: the inverse of unpacked(). Raises ValueError for
-    one beyond the type's range, and for an odd k of a 4-bit type."""
+    """Integers (numbers of e2m1) [..., k] as weights of `dtype_a` are stored: the inverse of unpacked().
+    Raises ValueError for one that the type does not have, and for an odd k of a 4-bit type."""
     kind = DTYPES[dtype_a]
+    if dtype_a == FP4:
+        return _pairs(_e2m1_codes(integers), kind.name)
     low = 0 if dtype_a.startswith("u") else -(2 ** (kind.bits - 1))
     high = low + 2**kind.bits - 1
     if integers.size and not (low <= integers.min() and integers.max() <= high):
         raise ValueError(f"{dtype_a} holds {low} to {high}, not {integers.min()} to {integers.max()}")
     if kind.packing == 1:
         return integers.astype(kind.storage)
-    if integers.shape[-1] % 2:
-        raise ValueError(f"two elements of {dtype_a} share a byte: {integers.shape[-1]} is odd")
-    nibbles = (integers.astype(np.int16) & 15).astype(np.uint8)
+    return _pairs((integers.astype(np.int16) & 15).astype(np.uint8), dtype_a)
+
+
+def _pairs(nibbles: Array, dtype_a: str) -> Array:
+    """Two to a byte, the even one in the low half."""
+    if nibbles.shape[-1] % 2:
+        raise ValueError(f"two elements of {dtype_a} share a byte: {nibbles.shape[-1]} is odd")
     pairs: Array = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
     return pairs
+
+
+def _e2m1_codes(numbers: Array) -> Array:
+    magnitudes, sizes = np.array(E2M1[:8]), np.abs(numbers)
+    codes = np.searchsorted(magnitudes, sizes).clip(0, 7)
+    other = magnitudes[codes] != sizes
+    if other.any():
+        raise ValueError(f"{FP4} holds 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign, not {numbers[other][0]}")
+    found: Array = (codes | np.signbit(numbers) << 3).astype(np.uint8)
+    return found
+
+
+def packed_scales(scales: Array) -> Array:
+    """Scales of MXFP4, powers of two from 2^-127 to 2^127, as stored, one byte each. Raises ValueError for
+    others, NaN among them: a group whose scale is NaN has no numbers."""
+    mantissas, exponents = np.frexp(scales.astype(np.float64))
+    exponents = exponents - 1
+    low, high = MX_EXPONENTS
+    other = (mantissas != 0.5) | (exponents < low) | (exponents > high)
+    if other.any():
+        raise ValueError(
+            f"scales of MXFP4 are powers of two from 2^{low} to 2^{high}, not {scales[other][0]}"
+        )
+    codes: Array = (exponents - low).astype(np.uint8).view(DTYPES[MX_SCALE_DTYPES[0]].storage)
+    return codes
 
 
 def unpacked_zeros(stored: Array) -> Float:

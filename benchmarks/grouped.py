@@ -115,7 +115,9 @@ def tuned_row(runner: DeviceClient, case: Case, seconds: float, ceilings: Ceilin
         found = row(tuned, ceilings)
         found |= {"default_us": found["baseline_us"], "screening": screened(tuned)}
         found["defaults"] = {
-            one.name: one.seconds * 1e6 for one in tuned.verdict.baselines if one.seconds is not None
+            one.name: one.seconds * 1e6
+            for one in tuned.verdict.baselines
+            if one.seconds is not None and one.name.startswith("torch ")  # not vLLM's defaults
         }
     except DeviceError:
         raise

@@ -2,18 +2,18 @@
 
     python -m benchmarks.lowbit --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
 
-Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1). Kinds:
-weights of 4 bits in groups of 128 (w4a16) and of 8 bits with a scale a row (w8a16) times bf16, 1, 8 and 32 rows; int8 by
-int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor and with scales of blocks of 128, 1 to
-4096 rows. Rows are written as they are measured; `--minutes` begins no further row after that time. `--quick`:
-Llama-3-8B alone.
+Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1).
+Kinds: weights of 4 bits in groups of 128 (w4a16), of MXFP4 (w4a16_mxfp4) and of 8 bits with a scale a row (w8a16)
+times bf16, 1, 8 and 32 rows; int8 by int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor
+and with scales of blocks of 128, 1 to 4096 rows. MXFP4 has gpt-oss-20b's layers, too: those of one expert. Rows are
+written as they are measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B alone.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
-runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call
-timed by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike; of fp8
-`torch_fast_us` is the call with use_fast_accum. For int8, torch_us is _int_mm without scaling its sums. Weights are cold
-everywhere. `bound_us` is the time to read weights, scales and activations and to write the result at the
-measured bandwidth; None if it could not be measured.
+runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call timed
+by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike; of fp8
+`torch_fast_us` is the call with use_fast_accum. torch has no call for MXFP4: it is dequantised to bf16 before torch.mm.
+For int8, torch_us is _int_mm without scaling its sums. Weights are cold everywhere. `bound_us` is the time to read
+weights, scales and activations and to write the result at the measured bandwidth; None if it could not be measured.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
         ("qkv", 10240, 5120), ("o", 5120, 8192), ("gate_up", 51200, 5120), ("down", 5120, 25600),
     ),
 }  # fmt: skip
+#: Layers that checkpoints have in MXFP4 alone: of one expert.
+MX_LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "gpt-oss-20b": (("gate_up", 5760, 2880), ("down", 2880, 2880)),
+}
+MX_KIND = "w4a16_mxfp4"
 TOKENS = (1, 8, 32)
 #: Rows where activations have 8 bits, too.
 BYTE_TOKENS = (1, 8, 32, 64, 128, 4096)
@@ -56,6 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "w4a16": {
         "dtype_a": "bf16", "dtype_b": "uint4", "scale_b": "block_1x128", "scale_dtype": "bf16", "zero_b": "eight",
     },
+    MX_KIND: {"dtype_a": "bf16", "dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"},
     "w8a16": {"dtype_a": "bf16", "dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"},
     "w8a8_int8_rows": {"dtype_a": "int8", **_ROWS},
     "w8a8_fp8_rows": {"dtype_a": "fp8_e4m3", **_ROWS},
@@ -97,8 +103,9 @@ def cases(kinds: Sequence[str], models: Sequence[str], chosen: Sequence[int] | N
     """Every product, the kinds one after the other; `chosen`: numbers of rows other than a kind's own."""
     for kind in kinds:
         tokens = chosen or tokens_of(kind)
+        layers = LAYERS | MX_LAYERS if kind == MX_KIND else LAYERS
         for model in models:
-            for layer, n, k in LAYERS[model]:
+            for layer, n, k in layers.get(model, ()):
                 for m in tokens:
                     yield Case(kind, model, layer, m, n, k)
 
@@ -177,7 +184,7 @@ def measure(options: argparse.Namespace) -> None:
     """Measures every case, and writes the rows after each."""
     started = time.monotonic()
     found = machine(options.device, 1)[0]
-    models = ("llama-3-8b",) if options.quick else tuple(LAYERS)
+    models = ("llama-3-8b",) if options.quick else (*LAYERS, *MX_LAYERS)
     wanted = list(cases(options.kinds, models, options.tokens))
     with_torch = options.device == "cuda" and "torch" in found.environment.libraries
     times = torch_times(found.index, wanted) if with_torch else {}

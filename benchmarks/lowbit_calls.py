@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from backends.gpu.torch_weights import dequantising
+from backends.problem import from_linear
 from benchmarks.cuda_tuned import say
 from benchmarks.graph_time import graph_us
 
@@ -82,6 +84,27 @@ def _int4pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
     return case.n * case.k // 2, make
 
 
+def _mxfp4(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+    """Dequantising into a buffer, then the product."""
+    x = _tokens(torch, device, case)
+    problem = from_linear(case.m, case.n, case.k, "bf16", dtype_b="fp4_e2m1", scale_b="block_1x32")
+
+    def make() -> Callable[[], Any]:
+        stored = torch.randint(0, 256, (case.n, case.k // 2), device=device, dtype=torch.uint8)
+        scales = torch.randint(118, 123, (case.n, case.k // 32), device=device, dtype=torch.uint8)
+        buffer, steps = dequantising(torch, problem, {"a": stored, "b": x, "scale_a": scales})
+        out = torch.empty(case.m, case.n, device=device, dtype=torch.bfloat16)
+
+        def run() -> None:
+            for step in steps:
+                step()
+            torch.mm(x, buffer.t(), out=out)
+
+        return run
+
+    return case.n * case.k // 2, make
+
+
 def _int8pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
     x = _tokens(torch, device, case)
 
@@ -138,6 +161,7 @@ def _both(scales: str) -> dict[str, Call]:
 #: Kind -> name of a time -> what is timed, beside the product in bf16.
 _CALLS: Mapping[str, Mapping[str, Call]] = {
     "w4a16": {"torch_us": _int4pack},
+    "w4a16_mxfp4": {"torch_us": _mxfp4},
     "w8a16": {"torch_us": _int8pack},
     "w8a8_int8_rows": {"torch_us": _int_mm},
     "w8a8_fp8_rows": _both("rows"),

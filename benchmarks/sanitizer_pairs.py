@@ -69,13 +69,25 @@ PROBLEMS = (
 )  # fmt: skip
 #: Quantised weights: every type, zero point and scale, few columns and many, rows aligned to 16 bytes.
 QUANTISED = tuple(
-    from_linear(m, 72 + 8 * place, k, dtype_a, dtype_b=kind, zero_b=zero, scale_b=scale, scale_dtype=dtype_a, **more)
+    from_linear(
+        m, 72 + 8 * place, k, dtype_a, dtype_b=kind, zero_b=zero, scale_b=scale,
+        scale_dtype=dtype_a if kind != "fp4_e2m1" else None, **more,
+    )
     for place, (kind, zero, scale) in enumerate((
         ("uint4", "none", "block_1x32"), ("uint4", "eight", "block_1x128"), ("uint4", "uint4", "block_1x64"),
         ("uint4", "float", "block_1x128"), ("uint4", "shift", "block_1x32"), ("int4", "none", "block_1x64"),
         ("int4", "none", "outer"), ("int8", "none", "outer"), ("int8", "none", "block_1x128"),
+        ("fp4_e2m1", "none", "block_1x32"),
     ))
     for m, k, dtype_a, more in ((1, 384, "bf16", {}), (7, 1152, "fp16", {"bias": "fp16"}), (8, 256, "bf16", {"beta": 1.0}))
+)  # fmt: skip
+#: And rows of scales of MXFP4 that start anywhere, and end within a word.
+QUANTISED += tuple(
+    from_linear(m, n, k, dtype_a, dtype_b="fp4_e2m1", scale_b="block_1x32", **more)
+    for m, n, k, dtype_a, more in (
+        (1, 41, 32, "bf16", {}), (5, 133, 160, "fp16", {"bias": "fp16"}), (8, 37, 288, "bf16", {"beta": 1.0}),
+        (3, 67, 2880, "bf16", {}), (33, 39, 1120, "bf16", {}), (100, 129, 96, "fp16", {}),
+    )
 )  # fmt: skip
 #: 8-bit operands with scales: few columns and many, k of no whole chunk, every kind of scale.
 BYTES = tuple(

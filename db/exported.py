@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select
 
+from backends.outcome import Phase, Status
 from db import models
 from db.values import among, chunks, measured_workspace, table
 
@@ -18,6 +19,10 @@ _verdict = table(models.Verdict)
 _best = table(models.Best)
 _target = table(models.TargetVerdict)
 _claim = table(models.Claim)
+_measurement = table(models.Measurement)
+
+#: Statuses of a candidate that was verified and timed; and of one whose timing only was disturbed.
+_USABLE, _DISTURBED = (Status.OK.value, Status.PRUNED.value), (Status.UNSTABLE.value,)
 
 Row = dict[str, Any]
 
@@ -112,6 +117,45 @@ def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, lis
     for row in connection.execute(query):
         found.setdefault(row[0], []).append(dict(zip(columns, row, strict=True)))
     return found
+
+
+def candidate_rows(
+    connection: Connection, session_ids: Sequence[str], families: Sequence[str]
+) -> dict[str, list[Row]]:
+    """Session id -> its candidates of these families that were verified and timed, with the seconds of their
+    latest timing (a final follows a screening) and whether they were proven; parameters as text. A candidate
+    that was wrong in any phase is left out."""
+    names = ("family", "version", "build", "deterministic")
+    query = (
+        select(
+            *(_measurement.c[name] for name in ("session_id", "solution_id", "phase", "status", "seconds")),
+            _measurement.c.workspace_bytes.label("solution_workspace_bytes"),
+            *(_solution.c[name].label(f"solution_{name}") for name in names),
+            cast(_solution.c.parameters, Text).label("solution_parameters"),
+        )
+        .join(_solution, _solution.c.id == _measurement.c.solution_id)
+        .where(_measurement.c.session_id.in_(session_ids), _solution.c.family.in_(families))
+        .order_by(_measurement.c.session_id, _measurement.c.number)
+    )  # fmt: skip
+    columns = tuple(column.name for column in query.selected_columns)
+    found: dict[tuple[str, str], Row] = {}
+    wrong: set[tuple[str, str]] = set()
+    for values in connection.execute(query):
+        row = dict(zip(columns, values, strict=True))
+        key = row["session_id"], row["solution_id"]
+        if row["status"] not in _USABLE:
+            if row["status"] not in _DISTURBED:
+                wrong.add(key)
+        elif row["phase"] == Phase.PROOF.value:
+            if key in found:
+                found[key]["proven"] = True
+        elif row["seconds"] is not None:
+            found[key] = {**row, "proven": found.get(key, row).get("proven", False)}
+    listed: dict[str, list[Row]] = {}
+    for key, row in found.items():
+        if key not in wrong:
+            listed.setdefault(key[0], []).append(row)
+    return listed
 
 
 def claim_rows(

@@ -7,7 +7,7 @@ solutions) are built once, and stored problems are not validated again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
 from itertools import islice
@@ -24,7 +24,13 @@ from db import exported, queries
 from db.calls import calls_state, count_calls
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
-from service.formats.core.export import IMPORTED, MEASURED, TargetRow
+from service.formats.core.export import (
+    IMPORTED,
+    MEASURED,
+    ComparesCandidates,
+    MeasuredCandidate,
+    TargetRow,
+)
 from tuners.policy import MeasurementPolicy
 
 #: Rows per lookup of keys, and least characters of a piece of output.
@@ -49,6 +55,7 @@ class Selection:
     ties: str = "omit"
     validators: Mapping[str, str] = field(default_factory=dict)
     workspace_limit: int | None = None
+    top_k: int | None = None
 
 
 @dataclass
@@ -92,6 +99,8 @@ def export_tag(connection: Connection, format_name: str, chosen: Selection) -> s
         sorted(chosen.validators.items()),
         chosen.workspace_limit,
     ]
+    if chosen.top_k is not None:
+        parts.append(chosen.top_k)
     return sha256(orjson.dumps(parts)).hexdigest()[:24]
 
 
@@ -99,6 +108,9 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
     """The export; its rows are read while its pieces are consumed. Raises ExportRefused for an unknown format
     or options that the format does not take. The caller resolves the device."""
     made = writer(format_name)
+    families = made.candidate_families if isinstance(made, ComparesCandidates) else ()
+    if chosen.top_k is not None and not families:
+        raise ExportRefused(f"{format_name} has no use for top_k, which is for configurations of experts")
     report = ExportReport()
     with reading(engine) as connection:
         tag = export_tag(connection, format_name, chosen)
@@ -115,8 +127,9 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
         validators=chosen.validators,
         environments=tuple(environments),
         workspace_limit=chosen.workspace_limit,
+        top_k=chosen.top_k,
     )
-    found = read_rows(engine, chosen, made.key_formats, report)
+    found = read_rows(engine, chosen, made.key_formats, report, families=families)
     return Export(
         f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
         made.media_type,
@@ -173,9 +186,11 @@ def read_rows(
     key_formats: Sequence[str],
     report: ExportReport,
     problem_ids: Sequence[str] | None = None,
+    *,
+    families: Sequence[str] = (),
 ) -> Iterator[ExportRow]:
-    """The best rows of a selection, or of some of its problems, with their keys in these formats; `report`
-    counts the measured ones."""
+    """The best rows of a selection, or of some of its problems, with their keys in these formats and the
+    candidates of these families; `report` counts the measured ones."""
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
         written: set[str] = set()
@@ -184,9 +199,13 @@ def read_rows(
             keys = _keys(connection, chosen.device, key_formats, [row["problem_id"] for row in part])
             numbers = [row["targets_verdict_number"] for row in part if row["targets_verdict_number"]]
             targets = exported.target_rows(connection, numbers)
+            sessions = [row["session_id"] for row in part] if families else []
+            candidates = exported.candidate_rows(connection, sessions, families) if families else {}
             for row in part:
                 judged = targets.get(row["targets_verdict_number"], ())
                 made = shared.measured(row, keys.get(row["problem_id"], ((), 0)), judged)
+                if row["session_id"] in candidates:
+                    made = replace(made, candidates=shared.candidates(candidates[row["session_id"]]))
                 report.measured(made)
                 yield made
                 if chosen.imported:
@@ -300,6 +319,15 @@ class _Shared:
             )
             for row in judged
         }
+
+    def candidates(self, rows: Sequence[Row]) -> tuple[MeasuredCandidate, ...]:
+        """A session's candidates."""
+        return tuple(
+            MeasuredCandidate(
+                self._solution(row["solution_id"], row, "solution_"), row["seconds"], row["proven"]
+            )
+            for row in rows
+        )
 
     def claimed(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
         said = row["content"] or {}

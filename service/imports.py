@@ -98,8 +98,9 @@ def import_file(
     if not options.file_name:
         options = replace(options, file_name=(source or name).replace("\\", "/").rpartition("/")[2])
     read = formats.read_stream(hashed, name, format_name, options)
-    if isinstance(formats.READERS[read.format], Told):  # with other options the same bytes are another file
-        hashed.add(repr(options))
+    reader = formats.READERS[read.format]
+    if isinstance(reader, Told):  # with other options the same bytes are another file
+        hashed.add(options.identity(reader.declares.options))
     kind = "imported"
     if read.format == JOURNAL:
         kind = "node"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import shlex
@@ -56,12 +57,18 @@ STARTING = (
 #: Grids of which `make test` takes one combination in so many, and `make exhaustive` all: of planted mistakes
 #: one in MISTAKES. Of tests with few combinations two or three are taken.
 SAMPLED = {
-    "backends/kernels/emulator/test_families.py": 5, "backends/kernels/families/": 6,
-    "backends/kernels/test_compile.py": 4, "backends/kernels/triton/test_arithmetic.py": 4,
-    "backends/gpu/test_padded.py": 4, "backends/gpu/test_device_reference.py": 3,
-    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_inputs.py": 4, "tuners/test_verify_device.py": 3,
+    "backends/kernels/emulator/test_families.py": 10, "backends/kernels/families/": 12,
+    "backends/kernels/test_compile.py": 8, "backends/kernels/triton/test_arithmetic.py": 8,
+    "backends/gpu/test_padded.py": 8, "backends/gpu/test_device_reference.py": 6,
+    "backends/cpu/test_kernels_abi.py": 10, "backends/kernel_checks/": 4, "backends/test_contract.py": 2,
+    "tuners/test_inputs.py": 8, "tuners/test_verify_device.py": 6,
 }  # fmt: skip
-MISTAKES, _FEW = 4, 3
+MISTAKES, _FEW = 8, 3
+
+
+#: Names of the databases in the ids of tests of both. Outside of db/ `make test` takes one of the two by
+#: turns, and `make exhaustive` both.
+BOTH = ("sqlite", "postgresql")
 
 
 @functools.cache
@@ -92,6 +99,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(group):
             if len(group) > _FEW and number % step:
                 item.add_marker(pytest.mark.exhaustive)
+    for number, pair in enumerate(_of_both_databases(items)):
+        pair[number % 2].add_marker(pytest.mark.exhaustive)
+
+
+def _of_both_databases(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """Pairs of one test on each database."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        given = item.nodeid.partition("[")[2].rstrip("]").split("-")
+        left_out = item.get_closest_marker("exhaustive") is not None
+        if any(name in given for name in BOTH) and not left_out and not _of(item, ("db/",)):
+            found.setdefault(re.sub("|".join(BOTH), "", item.nodeid), []).append(item)
+    return [pair for pair in found.values() if len(pair) == len(BOTH)]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests' own objects live to the end: collections of memory need not walk them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, INTEGER, DType, to_host
+from backends.dtypes import DTYPES, E2M1, INTEGER, DType, to_host
 from backends.grouping import ends_of
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
@@ -28,6 +28,8 @@ POOL = 2**22 - 3
 #: Floating-point zero points of quantised weights, uniform: those that are subtracted, and those that are
 #: added.
 ZERO_RANGES = {"zero": (0.0, 16.0), "shift": (-8.0, 8.0)}
+#: Scales of powers of two are drawn alike from 2^-2, 2^-1, 1 and 2, of which no two are close.
+E8M0, EXPONENTS = "fp8_e8m0", (-2, 2)
 #: Sizes that are not multiples of any tile, cache block or vector.
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
 #: Rows of quantised weights: of multiples of 8, which zero points may need, one that is no multiple of 16.
@@ -41,12 +43,15 @@ EVEN_M, EVEN_N = 144, 48
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
     """`count` values of storage type `dtype`. `large` keeps sums of thousands of products finite, `small` is
-    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5); ZERO_RANGES has more. fp64
-    values use the whole significand, so that arithmetic on narrowed inputs is detected."""
+    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5), or a power of two of
+    EXPONENTS; ZERO_RANGES has more. fp64 values use the whole significand, so that arithmetic on narrowed
+    inputs is detected."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
-    if dtype.packing > 1:  # every integer of so few bits, whatever the distribution
+    if dtype.packing > 1:  # every element of so few bits, whatever the distribution
         return rng.integers(0, 256, count).astype(dtype.storage)
+    if dtype.name == E8M0:
+        return (2.0 ** rng.integers(*EXPONENTS, count)).astype(dtype.storage)
     if dtype.kind == INTEGER:
         if distribution == "small":
             return rng.integers(-1, 2, count).astype(dtype.storage)
@@ -121,6 +126,8 @@ def _weights(p: GemmProblem, distribution: str) -> tuple[float, float]:
     """The mean of q - z of quantised weights (with a shift, of (q - 8) + z), and the mean of its square."""
     if p.dtype_a == "int8":
         return _moments(DTYPES["int8"], distribution)
+    if p.mx:
+        return 0.0, sum(one**2 for one in E2M1) / len(E2M1)
     whole = {"none": 7.5 if p.dtype_a == "uint4" else -0.5, "uint4": 0.0, "float": -0.5}
     mean, variance = whole.get(p.zero_a, -0.5), 255 / 12  # of 16 equally likely integers
     if p.zero_a in ("uint4", "float", "shift"):

@@ -232,7 +232,7 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
     if p.compute == "int32" and _is_scaled(p):
         rough += 2.0**-53 * p.k**0.5  # the reference adds up scaled integers in float64
-    if p.weight_only:
+    if p.weight_only and not p.mx:  # numbers of MXFP4 are exact in 16 bits
         rough += _rounded_weights(p, distribution)
     if narrow and not exact:
         rough += _narrow_sums(p, distribution)

@@ -25,7 +25,7 @@ from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.torch_grouped import TorchGrouped
 from backends.gpu.torch_int8 import TorchInt8
 from backends.gpu.torch_weights import TorchWeights
-from backends.gpu.triton_family import block_fp8_baseline, triton_families
+from backends.gpu.triton_family import block_fp8_baseline, fused_moe_baselines, triton_families
 from backends.gpu.user_kernel import user_family
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
@@ -80,8 +80,8 @@ class CudaBackend:
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, then cuBLASLt's first heuristic; for quantised
         weights torch's calls, then dequantising them before its product; for grouped products torch's call
-        for them, then a loop of its plain one; for scales of blocks, which neither takes row-major, what vLLM
-        runs by default."""
+        for them, then a loop of its plain one, then what vLLM runs by default; for scales of blocks, which
+        neither takes row-major, what vLLM runs by default."""
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]
@@ -101,6 +101,7 @@ class CudaBackend:
             for solution in calls.solutions(problem, environment):
                 name = f"torch {environment.libraries['torch']}, {solution.parameters['call']}"
                 found.append(Baseline(name, solution, framework=True))
+        found += fused_moe_baselines(problem, environment)
         if not found and (served := block_fp8_baseline(problem, environment)) is not None:
             found.append(served)
         if not found:

@@ -26,12 +26,12 @@ SOURCE = "reference.h"
 #: formats.h: enum Format.
 CODES: Mapping[str, int] = {
     "fp64": 0, "fp32": 1, "fp16": 2, "bf16": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int8": 6, "int32": 7,
-    "fp8_e4m3_fnuz": 8, "fp8_e5m2_fnuz": 9, "int4": 10, "uint4": 11,
+    "fp8_e4m3_fnuz": 8, "fp8_e5m2_fnuz": 9, "int4": 10, "uint4": 11, "fp4_e2m1": 12, "fp8_e8m0": 13,
 }  # fmt: skip
 #: reference.h: enum Activation.
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 #: draw.h: enum Distribution.
-_NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON, _ZERO, _SHIFT, _BYTE = range(9)
+_NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON, _ZERO, _SHIFT, _BYTE, _POWER = range(10)
 _KINDS = {
     "normal": _NORMAL, "large": _NORMAL, "small": _NORMAL, "uniform": _UNIFORM, "integers": _INTEGERS,
     "scale": _SCALE, "zero": _ZERO, "shift": _SHIFT,
@@ -306,6 +306,8 @@ def _kind(dtype: DType, distribution: str) -> tuple[int, float]:
         return _POISON, dtype.poison
     if dtype.packing > 1:
         return _BYTE, 0.0
+    if dtype.name == "fp8_e8m0":
+        return _POWER, 2.0
     if distribution not in _KINDS:
         raise ValueError(f"distribution {distribution!r} is unknown; known: {', '.join(_KINDS)}")
     if whole:

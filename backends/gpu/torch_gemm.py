@@ -31,7 +31,8 @@ _TENSOR_TYPES: Mapping[str, tuple[str, str]] = {
     "bf16": ("<i2", "bfloat16"), "int8": ("|i1", "int8"), "int32": ("<i4", "int32"),
     "fp8_e4m3": ("|u1", "float8_e4m3fn"), "fp8_e5m2": ("|u1", "float8_e5m2"),
     "fp8_e4m3_fnuz": ("|u1", "float8_e4m3fnuz"), "fp8_e5m2_fnuz": ("|u1", "float8_e5m2fnuz"),
-    "int4": ("|u1", "uint8"), "uint4": ("|u1", "uint8"),
+    "int4": ("|u1", "uint8"), "uint4": ("|u1", "uint8"), "fp4_e2m1": ("|u1", "uint8"),
+    "fp8_e8m0": ("|u1", "uint8"),
 }  # fmt: skip
 #: 8-bit floats by the Open Compute Project's definition, and AMD's earlier one without signed zeros.
 _OCP, _FNUZ = ("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")

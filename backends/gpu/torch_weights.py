@@ -18,12 +18,15 @@ from backends.gpu.torch_gemm import TorchKernel, TorchRuntime
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Kernel, Launch
-from backends.quantisation import GROUPS, ZERO_ROWS, group_of, groups_of
+from backends.quantisation import GROUPS, MX_NAN, ZERO_ROWS, group_of, groups_of
 from backends.solution import Solution
 
 #: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The
 #: first that takes a problem is a user's default.
 CALLS = ("int4pack", "int8pack", "dequantise")
+#: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
+#: by which the number is then too small.
+_FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14)}
 #: k tiles that torch._convert_weight_to_int4pack interleaves, and the elements of k that it then wants whole.
 _K_TILES, _WHOLE_K = 8, 128
 
@@ -195,6 +198,8 @@ def dequantising(torch: Any, p: GemmProblem, tensors: dict[str, Any]) -> tuple[A
     without allocating."""
     stored, n, k, groups = tensors["a"], p.m, p.k, groups_of(p)
     kind = tensors["b"].dtype
+    if p.mx:
+        return _dequantising_mxfp4(torch, p, tensors)
     buffer = torch.empty((n, k), dtype=kind, device=stored.device)
     steps: list[Callable[[], Any]] = []
     if p.dtype_a == "int8":
@@ -226,4 +231,33 @@ def dequantising(torch: Any, p: GemmProblem, tensors: dict[str, Any]) -> tuple[A
         steps.append(lambda: torch.addcmul(added, by_group, own, out=by_group))
     else:
         steps.append(lambda: by_group.mul_(scales))
+    return buffer, steps
+
+
+def _dequantising_mxfp4(
+    torch: Any, p: GemmProblem, tensors: dict[str, Any]
+) -> tuple[Any, list[Callable[[], Any]]]:
+    """The same for MXFP4, which torch has no call for. A float's bits are shifted to where the other type has
+    them, which takes fewer operations than a table."""
+    stored, n, k, groups = tensors["a"], p.m, p.k, groups_of(p)
+    places, power = _FLOAT_PLACES[p.dtype_b]
+    halves = torch.empty((n, k // 2, 2), dtype=torch.int16, device=stored.device)
+    signs = torch.empty_like(halves)
+    low, high = halves[..., 0], halves[..., 1]
+    buffer = halves.view(tensors["b"].dtype).reshape(n, k)
+    by_group = buffer.reshape(n, groups, k // groups)
+    exponents = tensors["scale_a"].reshape(n, groups, 1).to(torch.int32)
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
+    scales = torch.where(exponents == MX_NAN, float("nan"), scales)
+    steps = [
+        lambda: low.copy_(stored),
+        lambda: torch.bitwise_right_shift(low, 4, out=high),
+        lambda: torch.bitwise_left_shift(halves, 12, out=signs),
+        lambda: signs.bitwise_and_(-(2**15)),
+        lambda: halves.bitwise_and_(7),
+        lambda: halves.bitwise_left_shift_(places),
+        lambda: halves.bitwise_or_(signs),
+        lambda: buffer.mul_(2.0**power),
+        lambda: by_group.mul_(scales),
+    ]
     return buffer, steps

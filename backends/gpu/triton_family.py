@@ -22,8 +22,9 @@ from backends.kernels.triton.description import Description, read
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import LIBRARY, TritonFamily
 from backends.kernels.triton.framework_families import TritonBlockFp8
+from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.kernels.triton.nvidia_prior import MODULE
-from backends.kernels.triton.oriented_gemm import POINTERS
+from backends.kernels.triton.oriented_gemm import OPERANDS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Baseline, Launch
@@ -86,7 +87,7 @@ class TritonKernel:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {unit} bytes")
 
     def _launch(self, step: Step, function: Function, operands: Operands, workspace: int) -> Launch:
-        pointers = {name: getattr(operands, name) for name in POINTERS}
+        pointers = {name: getattr(operands, name) for name in OPERANDS}
         scalars = operands.alpha, operands.beta
         try:
             values = self._config.arguments(step.entry, pointers, workspace, scalars)
@@ -194,6 +195,21 @@ def block_fp8_baseline(problem: GemmProblem, environment: Environment) -> Baseli
     if family.illegal(problem, solution, environment) is not None:
         return None
     return Baseline("vLLM's default block-fp8 configuration", solution)
+
+
+def fused_moe_baselines(problem: GemmProblem, environment: Environment) -> list[Baseline]:
+    """What vLLM and SGLang run for a layer of experts that nobody tuned: one configuration for at most as
+    many tokens as the device has experts, one for more. Rows alone do not tell which of them a call has, so
+    both are measured. Empty where the kernel does not run the problem, or Triton is not there."""
+    family = TritonFusedMoe()
+    if not environment.libraries.get(LIBRARY) or not family.supports(problem):
+        return []
+    found = zip(("few", "many"), family.defaults(environment), strict=True)
+    return [
+        Baseline(f"vLLM's default fused-MoE configuration for {words} tokens", solution)
+        for words, solution in found
+        if family.illegal(problem, solution, environment) is None
+    ]
 
 
 def triton_families(toolchain: Toolchain[TritonUnit]) -> Iterator[CompiledTritonFamily]:

@@ -19,7 +19,7 @@ from backends.gpu.device import GpuDevice
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.torch_grouped import TorchGrouped
 from backends.gpu.torch_weights import TorchWeights
-from backends.gpu.triton_family import block_fp8_baseline, triton_families
+from backends.gpu.triton_family import block_fp8_baseline, fused_moe_baselines, triton_families
 from backends.gpu.user_kernel import user_family
 from backends.hip.driver import HipDriver
 from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic, first_heuristic
@@ -77,9 +77,11 @@ class HipBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, hipBLASLt's first heuristic, then rocBLAS's own
-        choice; for scales of blocks, which none of them takes, what vLLM runs by default."""
+        choice; for grouped products also what vLLM runs by default, and for scales of blocks, which none of
+        them takes, that alone."""
         looked_for = self._defaults(problem, environment, max_workspace_bytes)
         found = [baseline for baseline, missing in looked_for if missing is None]
+        found += fused_moe_baselines(problem, environment)
         if not found and (served := block_fp8_baseline(problem, environment)) is not None:
             found.append(served)
         if not found:

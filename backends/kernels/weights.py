@@ -11,7 +11,7 @@ from backends.kernels.family import KernelConfig
 from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, groups_of
+from backends.quantisation import GROUPS, MX_GROUP, groups_of
 
 #: dequantise.h: enum Zero.
 ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
@@ -63,8 +63,15 @@ def wide(p: GemmProblem) -> int:
     return 8 * WIDE // bits(p)
 
 
+def read_step(p: GemmProblem) -> int:
+    """Elements of k that the four lanes of a row of a fragment read at once (dequant_ring.h: kStep)."""
+    return MX_GROUP if p.mx else 4 * wide(p)
+
+
 def quantised(p: GemmProblem) -> str:
-    """dequantise.h: Quantised<...> of the problem's weights."""
+    """dequantise.h: Quantised<...> of the problem's weights, or Mxfp4."""
+    if p.mx:
+        return "gemmtune::Mxfp4"
     signed, scale = flag(p.dtype_a != "uint4"), CPP_TYPES[p.scale_dtype or "fp32"]
     return f"gemmtune::Quantised<{bits(p)}, {signed}, gemmtune::{ZEROS[p.zero_a]}, {group(p)}, {scale}>"
 

@@ -15,6 +15,7 @@ from typing import Any
 from gemmtune.errors import ProblemError
 from gemmtune.grouping import check_groups, grouping
 from gemmtune.values import check_size, one_of
+from gemmtune.weights import ACTIVATION_TYPES, FP4, check_weights, is_weight, weight_scale_dtypes
 
 #: The fields of a canonical problem, in the order of a key.
 FIELDS = (
@@ -33,7 +34,7 @@ Key = tuple[Any, ...]
 DTYPES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_e4m3_fnuz": 1,
     "fp8_e5m2_fnuz": 1, "fp8_e8m0": 1, "int8": 1, "int32": 4, "complex64": 8, "complex128": 16,
-    "int4": 1, "uint4": 1,
+    "int4": 1, "uint4": 1, "fp4_e2m1": 1,
 }  # fmt: skip
 ALIASES: Mapping[str, str] = {
     "float64": "fp64", "double": "fp64", "f64": "fp64",
@@ -42,6 +43,7 @@ ALIASES: Mapping[str, str] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
     "float8_e4m3fnuz": "fp8_e4m3_fnuz", "float8_e5m2fnuz": "fp8_e5m2_fnuz",
+    "float8_e8m0fnu": "fp8_e8m0", "float4_e2m1fn_x2": FP4, "float4_e2m1fn": FP4,
     "i8": "int8", "i32": "int32", "i4": "int4", "u4": "uint4",
 }  # fmt: skip
 _FP8 = ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
@@ -64,13 +66,6 @@ _SCALES = (
     "none", "tensor", "outer", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64",
 )  # fmt: skip
 _SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
-#: Quantised weights: their types, those of the activations, of the scales, and the zero points.
-_WEIGHTS, _ACTIVATION_TYPES = ("int4", "uint4", "int8"), ("bf16", "fp16")
-_WEIGHT_SCALE_DTYPES = ("fp32", "bf16", "fp16")
-ZEROS = ("none", "eight", "uint4", "float", "shift")
-_STORED_ZEROS = ZEROS[2:]
-#: Scale of a group of k -> elements of the group.
-GROUPS: Mapping[str, int] = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 #: Bounds on sizes (BLAS's 32-bit integers), and on leading dimensions and strides.
 _MOST_SIZE, _MOST_STRIDE = 2**31 - 1, 2**49
@@ -182,7 +177,7 @@ def from_column_major(
     a, b = _dtype(dtype_a, "dtype_a"), _dtype(dtype_b, "dtype_b")
     if zero_b != "none":
         raise ProblemError(f"zero_b {zero_b!r}: only weights have zero points", "zero_b")
-    source = b if _is_weight(a, b) else a
+    source = b if is_weight(a, b) else a
     one_of(source, "dtype_a", tuple(_COMPUTE), " as a GEMM's input")
     out = dtype_d if dtype_d is not None else dtype_c
     d = _OUTPUTS[source][0] if out is None else _dtype(out, "dtype_c" if dtype_d is None else "dtype_d")
@@ -212,27 +207,22 @@ def from_column_major(
         "activation": activation, "bias": None if bias is None else _dtype(bias, "bias"),
         "bias_axis": None if bias is None else "m" if bias_axis is None else bias_axis,
         "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
-        "scale_dtype": "fp32" if scale_dtype is None else scale_dtype,
+        "scale_dtype": ("fp8_e8m0" if a == FP4 else "fp32") if scale_dtype is None else scale_dtype,
         "alignment": alignment, "fast_accumulation": fast_accumulation,
         **({} if zero_a == "none" else {"zero_a": zero_a}),
         **grouping(groups, routing),
     }  # fmt: skip
     _check_values(problem)
     _normalise(problem)
-    _check_weights(problem)
+    check_weights(problem)
     check_groups(problem)
     _check_layout(problem)
     return problem
 
 
-def _is_weight(a: str, b: str) -> bool:
-    """Whether A is a quantised weight matrix."""
-    return a in _WEIGHTS and b in _ACTIVATION_TYPES
-
-
 def _check_values(p: Mapping[str, Any]) -> None:
     d = p["dtype_d"]
-    weight = _is_weight(p["dtype_a"], p["dtype_b"])
+    weight = is_weight(p["dtype_a"], p["dtype_b"])
     a = p["dtype_b"] if weight else p["dtype_a"]
     one_of(p["activation"], "activation", _ACTIVATIONS)
     one_of(p["alignment"], "alignment", _ALIGNMENTS)
@@ -260,42 +250,9 @@ def _check_values(p: Mapping[str, Any]) -> None:
         one_of(p[name], name, _SCALES)
     one_of(p["scale_d"], "scale_d", _SCALES[:2])
     if _scaled(p):
-        one_of(p["scale_dtype"], "scale_dtype", _WEIGHT_SCALE_DTYPES if weight else _SCALE_DTYPES)
+        one_of(p["scale_dtype"], "scale_dtype", weight_scale_dtypes(p) if weight else _SCALE_DTYPES)
         if a in ("fp64", *_COMPLEX):
             raise ProblemError(f"scales do not apply to {a} operands", "scaling")
-
-
-def _check_weights(p: Mapping[str, Any]) -> None:
-    """Checks what only quantised weights have, and that nothing else has it."""
-    zero, kind, scale = p.get("zero_a", "none"), p["dtype_a"], p["scale_a"]
-    one_of(zero, "zero_a", ZEROS)
-    if not _is_weight(kind, p["dtype_b"]):
-        if zero != "none":
-            raise ProblemError(f"zero_a {zero} is of quantised weights, not of {kind}", "zero_a")
-        return
-    if p["trans_a"] != "T":
-        raise ProblemError(
-            f"trans_a {p['trans_a']}: weights of {kind} are contiguous along k (F.linear's w[n,k])", "trans_a"
-        )
-    if p["batch"] != 1:
-        raise ProblemError(f"batch {p['batch']}: quantised weights are of one product", "batch")
-    for name in ("scale_b", "scale_d"):
-        if p[name] != "none":
-            raise ProblemError(f"{name} {p[name]}: only the weights have scales here", name)
-    one_of(scale, "scale_a", ("tensor", "outer", *GROUPS), " for quantised weights")
-    if scale in GROUPS and p["k"] % GROUPS[scale]:
-        raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[scale]}", "k")
-    for name in ("k", "lda"):
-        if kind != "int8" and p[name] % 2:
-            raise ProblemError(f"{name} {p[name]} is odd: two elements of {kind} share a byte", name)
-    if kind != "uint4" and zero != "none":
-        raise ProblemError(f"zero_a {zero}: {kind} is signed and has no zero point", "zero_a")
-    if scale == "tensor" and zero in _STORED_ZEROS:
-        raise ProblemError(
-            f"zero_a {zero} is one a group or a row; a single scale has none or eight", "zero_a"
-        )
-    if zero == "uint4" and p["m"] % 8:
-        raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
 
 
 def _scaled(p: Mapping[str, Any]) -> bool:
@@ -388,8 +345,8 @@ def output_type(call: Mapping[str, Any]) -> str:
     given = {name: call[name] for name in names if name in call}
     if "dtype_a" in given and "dtype_b" in given:
         kinds = [_dtype(given[name], name) for name in names[:2]]
-        if _is_weight(*kinds) or _is_weight(*kinds[::-1]):  # the activations' type decides
+        if is_weight(*kinds) or is_weight(*kinds[::-1]):  # the activations' type decides
             del given["dtype_b"]
-            given["dtype_a"] = next(kind for kind in kinds if kind in _ACTIVATION_TYPES)
+            given["dtype_a"] = next(kind for kind in kinds if kind in ACTIVATION_TYPES)
     found: str = from_column_major(1, 1, 1, **given)["dtype_d"]
     return found

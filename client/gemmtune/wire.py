@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmtune.errors import ProblemError
-from gemmtune.problem import GROUPS, from_column_major, from_row_major, output_type, renamed
+from gemmtune.problem import from_column_major, from_row_major, output_type, renamed
+from gemmtune.weights import GROUPS
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from backends.errors import InvalidProblem, ReadError, StorageError
 from backends.wire import problem_to_wire
 from service.formats import FORMATS, READERS, ReadOptions, read_file
 from service.formats.core.base import TOKENS, Imported
+from service.formats.vllm.beside import with_folder
 from tuners.effort import effort_help
 from tuners.policy import read_bytes
 
@@ -58,6 +59,16 @@ Layers = Annotated[
         help="Of a model's config.json: fused as vLLM runs them (default), split as transformers does, or "
         "both."
     ),
+]
+Ep = Annotated[
+    int | None, typer.Option("--ep", help="Devices that share a layer's experts, whole ones each.")
+]
+HiddenSize = Annotated[
+    int | None,
+    typer.Option("--hidden-size", help="Of names of layers of experts: the size of their inputs."),
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", help="Of names of layers of experts: the experts of a token.")
 ]
 Effort = Annotated[
     str | None,
@@ -177,18 +188,31 @@ def token_counts(text: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+#: Fields of ReadOptions that layers of experts have, by their options here.
+_EXPERT_OPTIONS = {"expert_parallel": "--ep", "hidden_size": "--hidden-size", "top_k": "--top-k"}
+
+
+def expert_options(ep: int | None, hidden_size: int | None, top_k: int | None) -> dict[str, int | None]:
+    """The options of layers of experts as fields of ReadOptions; None for one that was not given."""
+    return {"expert_parallel": ep, "hidden_size": hidden_size, "top_k": top_k}
+
+
 def read_input(
     file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None,
-    layers: str | None = None,
+    layers: str | None = None, experts: Mapping[str, int | None] | None = None,
 ) -> Imported:  # fmt: skip
-    """Reads a file of problems with the options that were given. Raises ReadError for a file that cannot be
-    read, InvalidProblem for an option that this file's format has no use for."""
-    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused")
-    read = read_file(input_path(file), format_name, options)
+    """Reads a file of problems with the options that were given; `experts` are those of expert_options().
+    Raises ReadError for a file that cannot be read, InvalidProblem for an option that this file's format has
+    no use for."""
+    told = {name: value for name, value in (experts or {}).items() if value is not None}
+    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused", **told)
+    path = input_path(file)
+    read = read_file(path, format_name, with_folder(path, options))
     used = READERS[read.format].declares.options
     given = {
         "tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype),
         "layers": ("--layers", layers),
+        **{name: (_EXPERT_OPTIONS[name], value) for name, value in (experts or {}).items()},
     }  # fmt: skip
     for name, (option, value) in given.items():
         if value is not None and name not in used:

@@ -21,13 +21,17 @@ from service import imports, report
 from service.commands.common import (
     FAILED,
     Device,
+    Ep,
+    HiddenSize,
     Json,
     Layers,
     MaxWorkspace,
     Mode,
     Server,
     Tokens,
+    TopK,
     Tp,
+    expert_options,
     input_path,
     out,
     print_json,
@@ -42,6 +46,7 @@ from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_s
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
 from service.formats.core.reading import told
+from service.formats.vllm.beside import with_folder
 from service.freshness import Freshness
 from service.remote import Remote
 from service.settings import Settings
@@ -182,6 +187,9 @@ def import_file(
     tp: Tp = None,
     tokens: Tokens = None,
     layers: Layers = None,
+    ep: Ep = None,
+    hidden_size: HiddenSize = None,
+    top_k: TopK = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
     ] = None,
@@ -189,8 +197,11 @@ def import_file(
     as_json: Json = False,
 ) -> None:
     """Store a file's problems, and what it claims or measured. Exit code 1: every line was rejected."""
-    ladder = token_counts(tokens)
+    ladder, experts = token_counts(tokens), expert_options(ep, hidden_size, top_k)
     shown, file = file, input_path(file)
+    given = {name: value for name, value in experts.items() if value is not None}
+    options = ReadOptions(file.name, tp or 1, ladder, dtype, layers or "fused", **given)
+    options = with_folder(file, options)
     waiting = None
     if server is not None:
         with Remote(server) as remote:
@@ -198,11 +209,11 @@ def import_file(
                 f"/v1/imports/{format_name or 'auto'}", file, device=device, tune=tune or None,
                 source=file.name, tensor_parallel=tp,
                 tokens=None if tokens is None else list(ladder), dtype=dtype, layers=layers,
+                expert_parallel=ep, hidden_size=options.hidden_size, top_k=options.top_k,
             )  # fmt: skip
             if tune and (answer.get("tuning") or {}).get("id"):
                 waiting = _idle_class(remote.get(f"/v1/tunings/{answer['tuning']['id']}"), remote)
     else:
-        options = ReadOptions(file.name, tp or 1, ladder, dtype, layers or "fused")
         answer, waiting = _import_here(file, format_name, device, tune, options)
     if as_json:
         print_json(answer)

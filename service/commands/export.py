@@ -56,6 +56,9 @@ def export(
     ] = None,
     validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
     max_workspace: MaxWorkspace = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Experts of a token: of rows of experts without tokens.")
+    ] = None,
     imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
     here: Here = False,
     python: Python = None,
@@ -93,7 +96,7 @@ def export(
     }  # fmt: skip
     if format_name == "measurements":
         unused = {"--target": target, "--validator": validator, "--max-workspace": max_workspace,
-                  "--imported": imported, "--here": here, "--python": python}  # fmt: skip
+                  "--top-k": top_k, "--imported": imported, "--here": here, "--python": python}  # fmt: skip
         _refuse(unused, "it is for files that a framework loads, not for measurements")
         asked_for = Asked(device=device, policy=policy, **chosen)
         export_measurements(file_format, output, asked_for, server, as_json)
@@ -109,7 +112,7 @@ def export(
     asked = {
         "device": device or settings.chosen_device, "target": target, "ties": ties, "policy": policy,
         "validator": [f"{key}:{value}" for key, value in given.items()] or None, "imported": imported or None,
-        "max_workspace": workspace_limit(max_workspace),
+        "max_workspace": workspace_limit(max_workspace), "top_k": top_k,
     }  # fmt: skip
     if server is not None:
         with Remote(server) as remote:
@@ -189,7 +192,7 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
         device = classes(connection).resolve(asked["device"])
     chosen = exports.Selection(
         device, asked["policy"] or MeasurementPolicy.of(device.vendor).id, bool(asked["imported"]),
-        asked["target"], asked["ties"], validators, asked["max_workspace"],
+        asked["target"], asked["ties"], validators, asked["max_workspace"], asked["top_k"],
     )  # fmt: skip
     made = exports.open_export(engine, format_name, chosen)
     taken = exports.until_written(made)

@@ -26,6 +26,7 @@ from service.commands.common import (
     INTERRUPTED,
     OK,
     Effort,
+    Ep,
     Index,
     Json,
     MaxWorkspace,
@@ -45,7 +46,7 @@ from service.commands.common import (
 )
 from service.commands.export import validators_of
 from service.formats import WRITERS, ReadOptions
-from service.formats.core.export import ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import ComparesCandidates, ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
 from service.model.gain import TokenGain, gains_of
 from service.model.outputs import OUTPUTS, output_for
@@ -79,6 +80,7 @@ def model(
         Path, typer.Option("-o", "--output", help="The folder that the files are written to.")
     ] = Path("gemmtune-model"),
     tp: Tp = None,
+    ep: Ep = None,
     tokens: Tokens = None,
     layers: Annotated[
         str | None,
@@ -126,7 +128,10 @@ def model(
     if layers is None:
         layers = OUTPUTS[output].layers if output in OUTPUTS else "fused"
     config = input_path(config)
-    plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers))
+    told = ReadOptions(
+        "", 1 if tp is None else tp, token_counts(tokens), dtype, layers, 1 if ep is None else ep
+    )
+    plan = read_model(config, told)
     limit = workspace_limit(max_workspace)
     options = _Options(
         settings, plan, device or settings.device, index, effort, seconds, candidates, total_seconds, force,
@@ -136,6 +141,8 @@ def model(
         remote = None if server is None else stack.enter_context(Remote(server))
         place = _there(remote, options) if remote is not None else _here(options, tune)
         chosen = output_for(output, place.device)
+        plan = plan.of(chosen.products)
+        options = replace(options, plan=plan)
         given = validators_of(validator or ())
         if chosen.by_torch:
             target, given = _reader(target, python, given)
@@ -163,7 +170,8 @@ def model(
     except ExportRefused as error:
         written, refused = None, str(error)
     ratios = {} if written is None else written.report.ratios
-    gains = gains_of(plan, rows, ratios, merging=chosen.merging)
+    # Verdicts of grouped products are against torch's calls, which no program with experts' files runs.
+    gains = {} if chosen.products == "experts" else gains_of(plan, rows, ratios, merging=chosen.merging)
     if as_json:
         print_json(_json(request, chosen, written, gains, done))
     else:
@@ -251,7 +259,9 @@ def _fetch_from(server: str, place: _Place) -> Fetch:
 def _source(place: _Place, chosen: Output, remote: Remote | None) -> RowSource:
     if remote is not None or chosen.format_name is None or not isinstance(place.source, HereRows):
         return place.source
-    return HereRows(place.source.engine, WRITERS[chosen.format_name].key_formats)
+    writer = WRITERS[chosen.format_name]
+    families = writer.candidate_families if isinstance(writer, ComparesCandidates) else ()
+    return HereRows(place.source.engine, writer.key_formats, families)
 
 
 def _reader(target: str | None, python: str | None, given: dict[str, str]) -> tuple[str, dict[str, str]]:

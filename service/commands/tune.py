@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,9 @@ from service.commands.common import (
     INTERRUPTED,
     OK,
     Effort,
+    Ep,
     FormatName,
+    HiddenSize,
     Index,
     Json,
     Layers,
@@ -27,8 +30,10 @@ from service.commands.common import (
     StopAtRegret,
     StopAtRoofline,
     Tokens,
+    TopK,
     Tp,
     err,
+    expert_options,
     imported_json,
     input_path,
     out,
@@ -83,6 +88,9 @@ def tune(
     tp: Tp = None,
     tokens: Tokens = None,
     layers: Layers = None,
+    ep: Ep = None,
+    hidden_size: HiddenSize = None,
+    top_k: TopK = None,
     device: OwnDevice = None,
     index: Index = None,
     effort: Effort = None,
@@ -144,7 +152,8 @@ def tune(
         "routing": routing_of(routing),
     }  # fmt: skip
     fields = {name: value for name, value in one.items() if value is not None}
-    read = _input(file, format_name, fields, tp, tokens, layers)
+    experts = expert_options(ep, hidden_size, top_k)
+    read = _input(file, format_name, fields, tp, tokens, layers, experts)
     rejected = len(read.rejected) + read.rejected_more
     if not read.problems and rejected:
         if as_json:
@@ -191,18 +200,20 @@ def tune(
 
 def _input(
     file: Path | None, format_name: str | None, one: dict[str, Any], tp: int | None, tokens: str | None,
-    layers: str | None,
+    layers: str | None, experts: Mapping[str, int | None],
 ) -> Imported:  # fmt: skip
     if file is not None:
         dtype = one.pop("dtype", None)  # also an option of files that do not say it
         if one:
             raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
-        return read_input(file, format_name, tp, tokens, dtype, layers)
+        return read_input(file, format_name, tp, tokens, dtype, layers, experts)
     if not one:
         raise InvalidProblem("nothing to tune: name a file, or give --m, --n and --k")
     for name, value in (("--tp", tp), ("--tokens", tokens), ("--layers", layers)):
         if value is not None:
             raise InvalidProblem(f"{name} is of a model's config.json, not of one problem: name the file")
+    if any(value is not None for value in experts.values()):
+        raise InvalidProblem("--ep, --hidden-size and --top-k are of layers of experts: name their file")
     problem = problem_from_wire(one)
     return Imported("command line", [ImportedProblem(problem, 1, (problem.slug,))], [], 1)
 

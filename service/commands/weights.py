@@ -9,7 +9,8 @@ import typer
 from backends.quantisation import GROUPS, ZEROS
 
 DtypeB = Annotated[
-    str | None, typer.Option(help="Of B where it differs: weights of int4, uint4 or int8 (F.linear's w).")
+    str | None,
+    typer.Option(help="Of B where it differs: weights of int4, uint4, int8 or fp4_e2m1 (F.linear's w)."),
 ]
 ScaleB = Annotated[
     str | None,
@@ -18,7 +19,10 @@ ScaleB = Annotated[
         f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k)."
     ),
 ]
-ScaleDtype = Annotated[str | None, typer.Option(help="Type of the scales: fp32 (default), bf16, fp16.")]
+ScaleDtype = Annotated[
+    str | None,
+    typer.Option(help="Type of the scales: fp32 (default), bf16, fp16; of fp4_e2m1 fp8_e8m0 alone."),
+]
 ZeroB = Annotated[str | None, typer.Option(help=f"Zero point of uint4 weights: {', '.join(ZEROS)}.")]
 
 

@@ -47,6 +47,9 @@ from service.formats.rocblas.profile import RocblasProfile
 from service.formats.tunableop.reader import TunableOp, TunableOpUntuned
 from service.formats.vllm.block_fp8 import BlockFp8
 from service.formats.vllm.block_fp8_writer import SglangBlockFp8, VllmBlockFp8
+from service.formats.vllm.fused_moe import FusedMoe
+from service.formats.vllm.fused_moe_writer import SglangMoe, VllmMoe
+from service.formats.vllm.log import VllmLog
 
 __all__ = [
     "FORMATS",
@@ -86,6 +89,8 @@ _READERS: tuple[Format, ...] = (
     HipblasltOverride(),
     RocblasOverride(),
     BlockFp8(),
+    FusedMoe(),
+    VllmLog(),
     JournalLines(),
     ModelConfig(),
     JsonLines(),
@@ -100,6 +105,8 @@ _WRITERS: tuple[Writer, ...] = (
     Aiter(),
     VllmBlockFp8(),
     SglangBlockFp8(),
+    VllmMoe(),
+    SglangMoe(),
     InductorTable(),
     CHeader(),
     JsonLines(),

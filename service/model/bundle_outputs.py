@@ -97,10 +97,11 @@ BUNDLE_OUTPUTS = (
     Output(
         "bundle", "a bundle of our own kernels", _VENDORS, _check,
         lambda request, rows: _write(request, rows, bundle_lines), "python",
+        products="all",
     ),
     Output(
         "torch", "a torch program with our own kernels", _VENDORS, _check,
         lambda request, rows: _write(request, rows, torch_lines, _REPORT), "python",
-        layers="both", merging=True,
+        layers="both", merging=True, products="all",
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported, ImportedProblem, printable
 from service.formats.model.config import Merge, merges_of
+from service.formats.vllm.experts import KeyedCall
 
 #: What a model is called on a hub: OWNER/NAME.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -52,15 +53,31 @@ class ModelPlan:
         """Number of tokens -> the problems of such a forward pass, the fewest tokens first."""
         found: dict[int, list[ImportedProblem]] = {}
         for item in self.problems:
-            # Column-major, the output of F.linear has a column for each token.
-            found.setdefault(item.problem.n, []).append(item)
+            for tokens in tokens_of(item):
+                found.setdefault(tokens, []).append(item)
         return dict(sorted(found.items()))
+
+    def of(self, products: str) -> ModelPlan:
+        """The plan with a kind of its products only: "linear", "experts" or "all"."""
+        if products == "all":
+            return self
+        kept = [item for item in self.problems if bool(item.problem.groups) == (products == "experts")]
+        ways = {way: plan.of(products) for way, plan in self.ways.items()}
+        return replace(self, read=replace(self.read, problems=kept), ways=ways)
 
     def some(self, problems: Sequence[GemmProblem]) -> Imported:
         """The file with these of its problems only, as a tuning takes it."""
         wanted = {problem.id for problem in problems}
         kept = [item for item in self.problems if item.problem.id in wanted]
         return Imported(self.read.format, kept, [], self.read.lines)
+
+
+def tokens_of(item: ImportedProblem) -> tuple[int, ...]:
+    """The numbers of tokens of a forward pass that has the problem. Those of routed experts are in the names
+    that the reader gives them: devices that share experts may have as many rows for several."""
+    named = [call.tokens for key in item.keys if (call := KeyedCall.of(key)) is not None]
+    # Column-major, the output of F.linear has a column for each token.
+    return tuple(dict.fromkeys(named)) or (item.problem.n,)
 
 
 def read_model(path: Path, options: ReadOptions) -> ModelPlan:

@@ -53,7 +53,8 @@ class Output:
     request that cannot be met, before anything is tuned; `write` writes the rows. `language` is that of the
     lines to paste. `format_name`: the export format whose keys are written back, if it is one. `by_torch`: a
     torch build loads the file, so the request must name it. `layers`: how the program runs a model's layers
-    (ReadOptions). `merging`: it computes split layers as one GEMM where that is faster."""
+    (ReadOptions). `merging`: it computes split layers as one GEMM where that is faster. `products`: those of
+    the model that the file has (ModelPlan.of)."""
 
     name: str
     what: str
@@ -65,6 +66,7 @@ class Output:
     by_torch: bool = False
     layers: str = "fused"
     merging: bool = False
+    products: str = "linear"
 
 
 def check_nothing(_: Request) -> None:

@@ -33,15 +33,19 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class HereRows:
-    """This machine's database. `key_formats`: the input formats whose keys a file writes back."""
+    """This machine's database. `key_formats`: the input formats whose keys a file writes back. `families`:
+    those whose candidates its writer compares."""
 
     engine: Engine
     key_formats: Sequence[str] = ()
+    families: Sequence[str] = ()
 
     def rows(self, device: DeviceClass, policy_id: str, counts: Mapping[str, int]) -> list[ExportRow]:
         """See RowSource. Raises DatabaseUnavailable."""
         chosen = exports.Selection(device, policy_id)
-        found = exports.read_rows(self.engine, chosen, self.key_formats, ExportReport(), list(counts))
+        found = exports.read_rows(
+            self.engine, chosen, self.key_formats, ExportReport(), list(counts), families=self.families
+        )
         return [replace(row, count=counts[row.problem.id]) for row in found]
 
     def every(self, device: DeviceClass, policy_id: str) -> Iterator[ExportRow]:

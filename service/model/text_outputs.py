@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from backends.errors import StorageError
@@ -153,6 +154,52 @@ def _block_fp8(format_name: str, package: str) -> Callable[[Request, Sequence[Ex
     return write
 
 
+def _check_moe(stack: str) -> Callable[[Request], None]:
+    def check(request: Request) -> None:
+        if not request.plan.problems:
+            said = [row.reason for row in request.plan.read.rejected if "routed experts" in row.reason]
+            raise ExportRefused(
+                f"{stack} reads fused-MoE configurations for routed experts of bf16 and fp16, and this model "
+                f"has none: {said[0] if said else 'its layers are dense'}"
+            )
+        if request.fetch is not None:
+            raise ExportRefused(
+                "a service tunes a model's experts (gemmtune import config.json --tune --server URL) and "
+                "writes their file (gemmtune export vllm-moe --server URL); --for it works without --server"
+            )
+
+    return check
+
+
+def _moe(format_name: str, variable: str) -> Callable[[Request, Sequence[ExportRow]], Written]:
+    def write(request: Request, rows: Sequence[ExportRow]) -> Written:
+        keys = {item.problem.id: item.keys for item in request.plan.problems}
+        named = [replace(row, keys=keys[row.problem.id]) for row in rows]
+        text, report = _text(format_name, request, named, None, ties="default")
+        path = write_text(request.folder.absolute() / f"{format_name}.tar", text)
+        folder = shlex.quote(str(path.with_suffix("")))
+        lines = (
+            f"mkdir -p {folder} && tar -xf {shlex.quote(str(path))} -C {folder}",
+            f"export {variable}={folder}",
+        )
+        gain = report.gain()
+        notes = (
+            "a file replaces the default of its layer for every number of tokens: the entry with the nearest "
+            "number is taken",
+            *(
+                ()
+                if gain is None
+                else (
+                    f"both products of a layer together, over {gain['rows']} numbers of tokens: "
+                    f"{gain['geometric_mean']:.3f}x of what runs without the file",
+                )
+            ),
+        )
+        return Written((path,), lines, notes, report)
+
+    return write
+
+
 # ---- a C header ----------------------------------------------------------------------------------
 
 
@@ -182,6 +229,14 @@ TEXT_OUTPUTS = (
     Output(
         "sglang", "SGLang's block-fp8 kernel", _GPUS, _check_block_fp8("SGLang"),
         _block_fp8("sglang-block-fp8", "sglang"),
+    ),
+    Output(
+        "vllm-moe", "vLLM's fused mixture of experts", _GPUS, _check_moe("vLLM"),
+        _moe("vllm-moe", "VLLM_TUNED_CONFIG_FOLDER"), format_name="vllm-moe", products="experts",
+    ),
+    Output(
+        "sglang-moe", "SGLang's fused mixture of experts", _GPUS, _check_moe("SGLang"),
+        _moe("sglang-moe", "SGLANG_MOE_CONFIG_DIR"), format_name="sglang-moe", products="experts",
     ),
     Output(
         "c-header", "a program's own dispatch", ("cpu", *_GPUS), _check_c_header, _c_header, "c", "c-header"

@@ -110,6 +110,10 @@ def export_file(
     max_workspace: Annotated[
         int | None, Query(ge=0, le=schemas.INT64, description="Bytes that a solution may use there.")
     ] = None,
+    top_k: Annotated[
+        int | None,
+        Query(ge=1, le=2**31 - 1, description="Experts of a token, for rows of experts without tokens."),
+    ] = None,
     report: Annotated[bool, Query(description="Answer the report alone.")] = False,
 ) -> Response:
     """The best known rows of a device class as the file that a framework loads. Rows that the target cannot
@@ -119,7 +123,7 @@ def export_file(
     found: DeviceClass = service.read(service.device_class, service.selector(device))
     chosen = exports.Selection(
         found, policy_of(policy, None, None, found.vendor), imported, target, ties,
-        _validators(validator or ()), max_workspace,
+        _validators(validator or ()), max_workspace, top_k,
     )  # fmt: skip
     if report:
         made = exports.open_export(service.engine, format_name, chosen)

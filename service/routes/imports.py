@@ -122,6 +122,18 @@ async def import_upload(
         str | None,
         Query(max_length=40, description="Of a model's weights, where not its own."),
     ] = None,
+    expert_parallel: Annotated[
+        int,
+        Query(ge=1, le=1024, description="Devices that share a layer's experts, whole ones each."),
+    ] = 1,
+    hidden_size: Annotated[
+        int | None,
+        Query(ge=1, le=2**31 - 1, description="Of names of layers of experts: the size of their inputs."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        Query(ge=1, le=2**31 - 1, description="Of names of layers of experts: the experts of a token."),
+    ] = None,
     layers: Annotated[
         Literal["fused", "split", "both"],
         Query(description="Of a model: fused as vLLM runs them, split as transformers does, or both."),
@@ -139,7 +151,9 @@ async def import_upload(
     if tune:
         target = await run_in_threadpool(service.read, service.workable_class, service.selector(device))
     name = None if format_name == "auto" else format_name
-    options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype, layers)
+    options = ReadOptions(
+        "", tensor_parallel, tuple(tokens or TOKENS), dtype, layers, expert_parallel, hidden_size, top_k
+    )
     uploads: Uploads = request.app.state.uploads
     asked = uploads_of.Upload(
         service.settings.database_url, file, name, device, source or "upload", options, uploads.cpu_seconds

@@ -19,7 +19,7 @@ from backends.toolchains import clang_compilers, triton
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
 WEIGHTS, BYTES = ("dequant-ring", "dequant-wgmma", "dequant-gemv"), ("bytes-ring",)
-GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile")
+GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile", "triton-fused-moe")
 
 
 def test_every_family_is_there_once_with_its_source() -> None:
@@ -72,6 +72,8 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     blocks = entries["triton-block-fp8"]
     assert blocks.files == ("backends/kernels/triton/framework_kernels.py",)
     assert blocks.input_types == ("fp8_e4m3", "fp8_e4m3_fnuz")
+    moe = entries["triton-fused-moe"]
+    assert (moe.vendors, moe.files) == (("cuda", "hip"), blocks.files)
     assert entries["triton-inductor-mm"].input_types == ("fp16", "bf16")
     assert entries["packed"].space is None, "cache blocks are any numbers"
     assert entries["packed"].input_types == ("fp64", "fp32", "fp16", "bf16", "int8")

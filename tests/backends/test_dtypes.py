@@ -22,6 +22,7 @@ from backends.dtypes import (
     COMPUTE_TYPES,
     DTYPES,
     FLOAT,
+    FP4,
     INPUT_ROUNDOFF,
     INTEGER,
     OUTPUTS_FOR,
@@ -42,7 +43,7 @@ FORMATS: dict[str, tuple[int, int, Fraction]] = {
     "fp8_e5m2_fnuz": (3, -15, Fraction(57344)),
 }
 NARROW = tuple(FORMATS)
-FLOATS = tuple(name for name, row in DTYPES.items() if row.kind == FLOAT and name != "fp8_e8m0")
+FLOATS = tuple(name for name, row in DTYPES.items() if row.kind == FLOAT and name not in ("fp8_e8m0", FP4))
 
 
 def nearest_even(value: Fraction, name: str) -> Fraction:
@@ -215,9 +216,16 @@ def test_sizes_are_the_storage_s() -> None:
     assert sizes == {
         "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
         "fp8_e4m3_fnuz": 1, "fp8_e5m2_fnuz": 1, "fp8_e8m0": 1, "int8": 1, "int32": 4,
-        "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1,
+        "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1, "fp4_e2m1": 1,
     }  # fmt: skip
     assert all(np.dtype(row.storage).itemsize == row.bytes for row in DTYPES.values())
+
+
+def test_two_floats_of_4_bits_share_a_byte() -> None:
+    row = DTYPES[FP4]
+    assert (row.size(5), row.largest, row.unit_roundoff) == (3, 6.0, 0.25)
+    with pytest.raises(ValueError, match="two elements of fp4_e2m1 share a byte"):
+        to_host(np.ones(2), row)
 
 
 def test_a_row_that_contradicts_its_storage_is_refused() -> None:

@@ -38,8 +38,8 @@ def test_every_library_family_is_some_backends() -> None:
 @pytest.mark.parametrize(
     ("vendor", "names"),
     [
-        ("cuda", ["cublaslt", "cublaslt-1mib", "inductor", "block-fp8", "bundle"]),
-        ("hip", ["hipblaslt", "rocblas", "inductor", "block-fp8", "bundle"]),
+        ("cuda", ["cublaslt", "cublaslt-1mib", "inductor", "block-fp8", "fused-moe", "bundle"]),
+        ("hip", ["hipblaslt", "rocblas", "inductor", "block-fp8", "fused-moe", "bundle"]),
         ("cpu", ["openblas", "bundle"]),
         ("null", ["bundle"]),
     ],
@@ -55,7 +55,7 @@ def test_a_framework_s_targets_take_verdicts_against_what_it_runs() -> None:
             continue
         assert target.replaces("torch"), name
         assert not target.replaces("openblas_upcast"), name
-        assert set(target.defaults) <= LIBRARY_FAMILIES | {"triton-block-fp8"}
+        assert set(target.defaults) <= LIBRARY_FAMILIES | {"triton-block-fp8", "triton-fused-moe"}
     assert EXPORT_TARGETS["cublaslt"].replaces("cublaslt-heuristic")
     assert not EXPORT_TARGETS["cublaslt"].replaces("rocblas-default")
     assert EXPORT_TARGETS["rocblas"].replaces("rocblas-default")

@@ -190,8 +190,8 @@ HERE = {
 #: The families that were made for groups.
 MADE = {
     "cpu": {"torch-grouped", "numpy-grouped"},
-    "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma"},
-    "hip": {"torch-grouped"},
+    "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma", "triton-fused-moe"},
+    "hip": {"torch-grouped", "triton-fused-moe"},
 }
 
 
@@ -214,8 +214,8 @@ def test_defaults_are_the_frameworks(backend: Backend) -> None:
     families = [one.solution.family for one in found]
     expected = {
         "cpu": ["torch-grouped", "numpy-grouped"],
-        "cuda": ["torch-grouped"] * 2,
-        "hip": ["torch-grouped"],
+        "cuda": ["torch-grouped", "torch-grouped", "triton-fused-moe", "triton-fused-moe"],
+        "hip": ["torch-grouped", "triton-fused-moe", "triton-fused-moe"],
     }
     assert families == expected[backend.name]
     assert found[0].framework

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from backends.dtypes import E2M1
 from backends.errors import InvalidProblem
 from backends.operands import layouts
 from backends.problem import GemmProblem, from_blas, from_mm
-from backends.quantisation import dequantised, packed, packed_zeros, unpacked, unpacked_zeros
+from backends.quantisation import (
+    dequantised,
+    packed,
+    packed_scales,
+    packed_zeros,
+    unpacked,
+    unpacked_zeros,
+)
 from backends.wire import problem_from_wire, problem_to_wire
-from tests.backends.weight_samples import every_kind, weights
+from tests.backends.weight_samples import every_kind, mxfp4, weights
 
 RANGES = {"uint4": (0, 15), "int4": (-8, 7), "int8": (-128, 127)}
+MX = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
+#: What refusing another scale of e2m1 says.
+NVFP4 = "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported"
 
 
 @given(st.data(), st.sampled_from(sorted(RANGES)), st.integers(1, 5), st.integers(1, 40))
@@ -37,6 +49,52 @@ def test_packing_zero_points_is_invertible(data: Any, words: int, groups: int) -
     assert np.array_equal(unpacked_zeros(stored), z)
 
 
+@given(st.data(), st.integers(1, 5), st.integers(1, 40))
+def test_packing_floats_is_invertible(data: Any, rows: int, pairs: int) -> None:
+    q = data.draw(arrays(np.float64, (rows, 2 * pairs), elements=st.sampled_from(E2M1)))
+    stored = packed(q, "fp4_e2m1")
+    assert stored.shape == (rows, pairs)
+    assert stored.dtype == np.uint8
+    found = unpacked(mxfp4(1, rows, 32), stored)
+    assert np.array_equal(found, q)
+    assert np.array_equal(np.signbit(found), np.signbit(q)), "a zero keeps its sign"
+
+
+def test_codes_of_floats_are_those_of_the_standard() -> None:
+    """OCP Microscaling Formats 1.0, table 5: (-1)^s 2^(e - 1) (1 + m / 2), and m / 2 where e is 0."""
+    codes = np.arange(16, dtype=np.uint8)
+    sign, exponent, mantissa = codes >> 3, codes >> 1 & 3, codes & 1
+    numbers = np.where(exponent == 0, mantissa / 2, 2.0 ** (exponent - 1.0) * (1 + mantissa / 2))
+    assert list(E2M1) == list(numbers * (1.0 - 2.0 * sign))
+    stored = packed(np.array(E2M1), "fp4_e2m1")
+    assert stored.tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
+
+
+def test_scales_of_powers_of_two_are_a_byte() -> None:
+    exponents = np.arange(-127, 128)
+    stored = packed_scales(2.0**exponents)
+    assert stored.view(np.uint8).tolist() == list(range(255))
+    assert np.array_equal(stored.astype(np.float64), 2.0**exponents)
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0, -1.0, np.nan, np.inf, 2.0**128, 2.0**-128])
+def test_other_scales_of_powers_of_two_are_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match=r"powers of two from 2\^-127 to 2\^127, not"):
+        packed_scales(np.array([[1.0, scale]]))
+
+
+def test_a_group_whose_scale_is_nan_is_nan() -> None:
+    """And no other group, whatever its elements."""
+    p = mxfp4(1, 2, 96)
+    scales = np.full((2, 3), 127, np.uint8)
+    scales[1, 1] = 255
+    q = np.zeros((2, 96))
+    found = dequantised(p, packed(q, p.dtype_a), scales.view(ml_dtypes.float8_e8m0fnu), None)
+    wanted = np.zeros((2, 96), bool)
+    wanted[1, 32:64] = True
+    assert np.array_equal(np.isnan(found), wanted)
+
+
 def test_the_even_element_is_the_low_half() -> None:
     assert packed(np.array([[1, 2, 15, 0]]), "uint4").tolist() == [[0x21, 0x0F]]
     assert packed(np.array([[-1, 7]]), "int4").tolist() == [[0x7F]]
@@ -46,8 +104,10 @@ def test_the_even_element_is_the_low_half() -> None:
 
 @pytest.mark.parametrize(
     ("q", "kind", "words"),
-    [([[16, 0]], "uint4", "0 to 15, not 0 to 16"), ([[-9, 0]], "int4", "-8 to 7"), ([[1]], "uint4", "odd")],
-)
+    [([[16, 0]], "uint4", "0 to 15, not 0 to 16"), ([[-9, 0]], "int4", "-8 to 7"), ([[1]], "uint4", "odd"),
+     ([[1, 5]], "fp4_e2m1", "3, 4 and 6 with a sign, not 5"), ([[7, 1]], "fp4_e2m1", "not 7"),
+     ([[float("nan"), 1]], "fp4_e2m1", "not nan"), ([[1.5]], "fp4_e2m1", "odd")],
+)  # fmt: skip
 def test_what_cannot_be_packed_is_refused(q: list[list[int]], kind: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         packed(np.array(q), kind)
@@ -79,8 +139,10 @@ def written_out(p: GemmProblem, q: Any, scales: Any, zeros: Any) -> Any:
 )
 def test_what_the_stored_numbers_mean(problem: GemmProblem) -> None:
     p, rng = problem, np.random.default_rng(3)
-    low, high = RANGES[p.dtype_a]
-    q = rng.integers(low, high + 1, (p.m, p.k))
+    low, high = RANGES.get(p.dtype_a, (0, 15))
+    q: Any = rng.integers(low, high + 1, (p.m, p.k))
+    if p.mx:
+        q = np.array(E2M1)[q]
     found = layouts(p)
     shape = found["scale_a"].columns, found["scale_a"].rows
     scales = rng.random(shape) + 0.5
@@ -121,6 +183,16 @@ def test_a_group_and_a_zero_point_are_named_as_people_write_them() -> None:
     assert problem == weights(1, 64, 256, scale_b="block_1x64", zero_b="eight")
 
 
+def test_mxfp4_as_people_write_it() -> None:
+    """Scales are e8m0 without being told; torch's names of the types are known."""
+    values = {"m": 1, "n": 64, "k": 96, "dtype": "bf16", "trans_b": True, "scaling": {"b": "group_32"}}
+    for name in ("fp4_e2m1", "float4_e2m1fn_x2"):
+        assert problem_from_wire({**values, "dtype_b": name}) == mxfp4(1, 64, 96)
+    assert mxfp4(1, 64, 96).scale_dtype == "fp8_e8m0"
+    assert problem_to_wire(mxfp4(1, 64, 96))["scaling"]["dtype"] == "fp8_e8m0"
+    assert mxfp4(1, 64, 96).bytes_read == 64 * 48 + 96 * 2 + 64 * 3
+
+
 def test_bytes_count_half_a_byte_an_element() -> None:
     assert weights(1, 64, 256).bytes_read == 64 * 128 + 256 * 2 + 64 * 2 * 2
     assert weights(1, 64, 256, zero_b="uint4").bytes_read == weights(1, 64, 256).bytes_read + 64
@@ -147,6 +219,18 @@ def test_bytes_count_half_a_byte_an_element() -> None:
         ({"scale_b": "tensor", "zero_b": "float"}, "zero_b", "a single scale has none or eight"),
         ({"n": 60, "zero_b": "uint4"}, "n", "packed 8 rows to a word"),
         ({"batch": 2}, "batch", "quantised weights are of one product"),
+        ({**MX, "k": 48}, "k", "k 48 is no multiple of the scale's group of 32"),
+        ({**MX, "scale_b": "block_1x64"}, "scale_b", "known: block_1x32"),
+        ({**MX, "scale_b": "outer"}, "scale_b", "known: block_1x32"),
+        ({**MX, "scale_b": "none"}, "scale_b", "known: block_1x32"),
+        ({**MX, "scale_dtype": "fp8_e4m3"}, "scale_dtype", f"{NVFP4}; MXFP4 has scales of fp8_e8m0"),
+        ({**MX, "scale_dtype": "fp32"}, "scale_dtype", f"fp32: {NVFP4}"),
+        ({**MX, "scale_b": "group_16"}, "scale_b", f"group_16: {NVFP4}"),
+        ({**MX, "scale_dtype": "bf16"}, "scale_dtype", "known: fp8_e8m0"),
+        ({**MX, "zero_b": "eight"}, "zero_b", "fp4_e2m1 has a sign, and MXFP4 no zero point"),
+        ({**MX, "zero_b": "float"}, "zero_b", "fp4_e2m1 has a sign, and MXFP4 no zero point"),
+        ({**MX, "dtype_a": "fp32"}, "dtype_b", "dtype_b fp4_e2m1 is no GEMM input"),
+        ({**MX, "ldb": 257}, "ldb", "two elements of fp4_e2m1 share a byte"),
         ({"dtype_a": "fp32"}, "dtype_b", "dtype_b uint4 is no GEMM input"),
         ({"dtype_a": "fp32", "dtype_b": "int8"}, "dtype_a", "only 8-bit floats may mix"),
         ({"dtype_a": "uint4"}, "dtype_b", "dtype_b uint4 is no GEMM input"),

@@ -20,11 +20,17 @@ def weights(m: int, n: int, k: int, kind: str = "uint4", **options: Any) -> Gemm
     return from_linear(m, n, k, how.pop("dtype_a", "bf16"), **how)
 
 
+def mxfp4(m: int, n: int, k: int, **options: Any) -> GemmProblem:
+    """x[m,k] of bf16 by w[n,k] of MXFP4."""
+    return weights(m, n, k, "fp4_e2m1", **{**options, "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"})
+
+
 def every_kind(m: int, n: int, k: int, **options: Any) -> list[GemmProblem]:
-    """Every pair of KINDS with every scale that it may have."""
-    return [
+    """Every pair of KINDS with every scale that it may have, and MXFP4."""
+    integers = [
         weights(m, n, k, kind, zero_b=zero, scale_b=scale, **options)
         for kind, zero in KINDS
         for scale in SCALES
         if scale != "tensor" or zero in ("none", "eight")
     ]
+    return [*integers, mxfp4(m, n, k, **options)]

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lowbit import BYTE_TOKENS, KINDS, TOKENS, Case, cases, ceilings_by_type, ratios, tokens_of
+from benchmarks.lowbit import (
+    BYTE_TOKENS,
+    KINDS,
+    MX_KIND,
+    MX_LAYERS,
+    TOKENS,
+    Case,
+    cases,
+    ceilings_by_type,
+    ratios,
+    tokens_of,
+)
+from benchmarks.lowbit_calls import _CALLS
 from tuners.ceilings import Ceilings
 from tuners.roofline import bound
 
@@ -14,7 +26,17 @@ def test_every_kind_has_its_problems() -> None:
     assert len(found) == 4 * sum(len(tokens_of(kind)) for kind in KINDS)
     assert (tokens_of("w4a16"), tokens_of("w8a8_fp8_rows")) == (TOKENS, BYTE_TOKENS)
     assert {one.problem.id for one in found} == {one.words()["problem"] for one in found}
+    assert set(_CALLS) == set(KINDS)
     assert {one.m for one in cases(["w8a8_int8_rows"], ("llama-3-8b",), [2, 3])} == {2, 3}
+
+
+def test_layers_of_mxfp4_alone() -> None:
+    """gpt-oss's k of 2880 is of no whole groups of 128."""
+    found = list(cases(list(KINDS), tuple(MX_LAYERS), [1]))
+    assert [(one.kind, one.n, one.k) for one in found] == [
+        (MX_KIND, 5760, 2880), (MX_KIND, 2880, 2880)
+    ]  # fmt: skip
+    assert all(one.problem.mx for one in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)

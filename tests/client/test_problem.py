@@ -6,7 +6,7 @@ from typing import Any
 
 import gemmtune
 import pytest
-from gemmtune import problem, wire
+from gemmtune import problem, weights, wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,12 +67,13 @@ WEIGHTS = st.fixed_dictionaries(
     {
         "m": st.sampled_from([1, 3, 8]), "n": st.sampled_from([5, 8, 16]),
         "k": st.sampled_from([7, 64, 96, 128, 256]), "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
-        "dtype_b": st.sampled_from(["uint4", "int4", "int8"]), "trans_b": st.sampled_from([True, True,
-        False]), "scaling": _optional(
+        "dtype_b": st.sampled_from(["uint4", "int4", "int8", "fp4_e2m1"]),
+        "trans_b": st.sampled_from([True, True, False]),
+        "scaling": _optional(
             a=st.sampled_from(["none", "tensor"]),
             b=st.sampled_from(["row", "tensor", "group_32", "block_1x64", "group_128", "group_7"]),
-            dtype=st.sampled_from(["fp32", "bf16", "fp16", "fp8_e8m0"]),
-            zero_b=st.sampled_from([*problem.ZEROS, "nine"]), zero_a=st.sampled_from(["none", "eight"]),
+            dtype=st.sampled_from(["fp32", "bf16", "fp16", "fp8_e8m0", "fp8_e4m3"]),
+            zero_b=st.sampled_from([*weights.ZEROS, "nine"]), zero_a=st.sampled_from(["none", "eight"]),
         ),
     },
     optional={
@@ -100,6 +101,10 @@ VALID = (
     {"m": 3, "n": 5, "k": 7, "dtype": "int8", "dtype_d": "int32", "epilogue": "bias_relu", "alignment": 4},
     {"m": 3, "n": 16, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True, "epilogue": "bias",
      "scaling": {"b": "group_128", "dtype": "bf16", "zero_b": "uint4"}},
+    {"m": 3, "n": 5, "k": 96, "dtype": "fp16", "dtype_b": "fp4_e2m1", "trans_b": True,
+     "scaling": {"b": "group_32"}},
+    {"m": 3, "n": 5, "k": 96, "dtype": "bf16", "dtype_b": "float4_e2m1fn_x2", "trans_b": True,
+     "scaling": {"b": "block_1x32", "dtype": "fp8_e8m0"}},
     {"m": 3, "n": 5, "k": 7, "dtype": "fp16", "dtype_b": "int8", "trans_b": True,
      "scaling": {"b": "row", "dtype": "fp32"}},
     {"m": 5, "n": 3, "k": 64, "dtype": "int4", "dtype_b": "bf16", "trans_a": True, "layout": "col",

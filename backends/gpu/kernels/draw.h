@@ -14,7 +14,7 @@ GEMMTUNE_DEVICE u64 mixed(u64 x) {
 
 // backends/gpu/device_reference.py:_KINDS
 enum Distribution { NORMAL = 0, UNIFORM = 1, INTEGERS = 2, WHOLE = 3, SCALE = 4, POISON = 5, ZERO = 6, SHIFT = 7,
-                    BYTE = 8 };
+                    BYTE = 8, POWER = 9 };
 
 GEMMTUNE_DEVICE float drawn(u64 bits, int distribution, float parameter) {
     unsigned low = unsigned(bits), high = unsigned(bits >> 32);
@@ -28,6 +28,10 @@ GEMMTUNE_DEVICE float drawn(u64 bits, int distribution, float parameter) {
         case ZERO: return float(high >> 8) * 0x1p-20f;
         case SHIFT: return float(high >> 8) * 0x1p-20f - 8.0f;
         case BYTE: return float(high >> 24);
+        case POWER: {  // of two: exponents from -parameter to parameter - 1, a power of two
+            int span = int(parameter);
+            return power_of_two(int(high >> 8 & unsigned(2 * span - 1)) - span);
+        }
         case INTEGERS: {  // whole numbers from -parameter to parameter
             int span = int(parameter);
             return float(int(u64(high) * unsigned(2 * span + 1) >> 32) - span);

@@ -8,7 +8,8 @@ namespace gemmtune {
 // backends/gpu/device_reference.py:CODES
 enum Format {
     FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7, E4M3_FNUZ = 8, E5M2_FNUZ = 9,
-    INT4 = 10, UINT4 = 11  // two to a byte, the even index in the low half
+    INT4 = 10, UINT4 = 11, E2M1 = 12,  // two to a byte, the even index in the low half
+    E8M0 = 13                          // OCP's scales: powers of two, without a sign; 255 is NaN
 };
 
 // 2**power as a float, for -126 <= power <= 127.
@@ -28,6 +29,17 @@ GEMMTUNE_DEVICE float widen_bits(unsigned bits) {
     }
     if (exponent == exponents && (INFINITE || mantissa == mantissas))
         return as_float(sign | 0x7f800000u | (INFINITE ? mantissa << (23 - MANTISSA) : 0x400000u));
+    return as_float(sign | (exponent - bias + 127) << 23 | mantissa << (23 - MANTISSA));
+}
+
+// Widens a float without infinity and NaN: every exponent is a number's.
+template <int EXPONENT, int MANTISSA>
+GEMMTUNE_DEVICE float widen_finite(unsigned bits) {
+    const int bias = (1 << (EXPONENT - 1)) - 1;
+    const unsigned mantissas = (1u << MANTISSA) - 1;
+    unsigned sign = (bits >> (EXPONENT + MANTISSA)) << 31;
+    unsigned exponent = (bits >> MANTISSA) & ((1u << EXPONENT) - 1), mantissa = bits & mantissas;
+    if (exponent == 0) return as_float(sign | as_unsigned(float(int(mantissa)) * power_of_two(1 - bias - MANTISSA)));
     return as_float(sign | (exponent - bias + 127) << 23 | mantissa << (23 - MANTISSA));
 }
 
@@ -98,6 +110,12 @@ GEMMTUNE_DEVICE int load_nibble(const void* base, i64 index) {
     return static_cast<const unsigned char*>(base)[index >> 1] >> (index & 1) * 4 & 15;
 }
 
+// 2^(bits - 127). A float has no normal 2^-127.
+GEMMTUNE_DEVICE double widen_e8m0(unsigned bits) {
+    if (bits == 255) return as_float(0x7fc00000u);
+    return bits == 0 ? as_float(0x00400000u) : power_of_two(int(bits) - 127);
+}
+
 template <int FORMAT>
 GEMMTUNE_DEVICE double load(const void* base, i64 index) {
     switch (FORMAT) {
@@ -112,6 +130,8 @@ GEMMTUNE_DEVICE double load(const void* base, i64 index) {
         case INT8: return static_cast<const signed char*>(base)[index];
         case INT4: return (load_nibble(base, index) ^ 8) - 8;
         case UINT4: return load_nibble(base, index);
+        case E2M1: return widen_finite<2, 1>(unsigned(load_nibble(base, index)));
+        case E8M0: return widen_e8m0(static_cast<const unsigned char*>(base)[index]);
         default: return static_cast<const int*>(base)[index];
     }
 }
@@ -129,6 +149,8 @@ GEMMTUNE_DEVICE double load(int format, const void* base, i64 index) {
         case INT8: return load<INT8>(base, index);
         case INT4: return load<INT4>(base, index);
         case UINT4: return load<UINT4>(base, index);
+        case E2M1: return load<E2M1>(base, index);
+        case E8M0: return load<E8M0>(base, index);
         default: return load<INT32>(base, index);
     }
 }
@@ -145,7 +167,10 @@ GEMMTUNE_DEVICE void store(int format, void* base, i64 index, float value) {
         case E4M3_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<4, 3>(value); break;
         case E5M2_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<5, 2>(value); break;
         case INT8: static_cast<signed char*>(base)[index] = int(value); break;
-        case INT4: case UINT4: static_cast<unsigned char*>(base)[index] = int(value); break;  // two of them
+        case INT4: case UINT4: case E2M1:  // two of them
+            static_cast<unsigned char*>(base)[index] = int(value);
+            break;
+        case E8M0: static_cast<unsigned char*>(base)[index] = as_unsigned(value) >> 23; break;  // a power of two
         default: static_cast<int*>(base)[index] = int(value); break;
     }
 }

@@ -1,10 +1,15 @@
-// Quantised weights in registers: how they are stored (oriented_weights.py), and their conversion to pairs of
+// Quantised weights in registers: how they are stored (kernels/weights.py), and their conversion to pairs of
 // 16-bit floats for tensor cores.
 //
 // An integer becomes a float by placing its bits in the mantissa of a power of two whose last bits are worth
 // one: bf16 128 + q for q < 128, fp16 1024 + q for q < 1024. One subtraction, which is exact, removes the power
 // and the zero point together. Where bf16's mantissa is too short, the bits alone are the number: q 2^-133 for
 // q < 256, because bf16's first binade continues its subnormal numbers. A multiplication by 2^127 leaves q / 64.
+//
+// A 4-bit float (e2m1) becomes one of 16 bits by moving its sign, exponent and mantissa to where that has them. The
+// other bias makes it smaller by a power of two, by which it is multiplied; its subnormal number 0.5 is subnormal there,
+// too. That is exact, and so are sums that are multiplied by the group's scale, a power of two, in fp32. Weights are
+// not: 6 times 2^127 is beyond bf16, and fp16 has five of the scales' eight bits of exponent.
 //
 // Both halves of a word are converted at once, in one of two orders. The order of memory, (0, 1), (2, 3), ..., takes
 // a byte permutation a pair. A mask alone gives (0, 4), (1, 5), (2, 6), (3, 7) of eight 4-bit integers; paired()
@@ -32,6 +37,25 @@ struct Quantised {
     static constexpr Zero kZero = ZERO;
     static constexpr bool kStoredZeros = ZERO == kWords || ZERO == kSubtracted || ZERO == kAdded;
     static constexpr int kWide = 128 / BITS;  // integers in 16 bytes
+    static constexpr bool kFloat = false;
+};
+
+// OCP's e8m0, the type of MXFP4's scales: 2^(bits - 127), and NaN for 255.
+struct E8m0 {
+    unsigned char bits;
+};
+GEMMTUNE_DEVICE float widen(E8m0 value) {
+    // The exponents of 2^-127 and of NaN have numbers of fp32 only with a bit of the mantissa.
+    const unsigned bits = value.bits, more = bits - 1u >= 254u ? 0x00400000u : 0u;
+    return as_float(bits << 23 | more);
+}
+
+// MXFP4: e2m1 in groups of 32. 16 bytes are a group.
+struct Mxfp4 {
+    using Scale = E8m0;
+    static constexpr int kBits = 4, kGroup = 32, kWide = 32;
+    static constexpr Zero kZero = kNoZero;
+    static constexpr bool kSigned = true, kStoredZeros = false, kFloat = true;
 };
 
 // The argument of the families for quantised weights. `scale_row`: scales from a row to the next; 0 for a single
@@ -186,6 +210,26 @@ struct Convert<Half, 4> {
             out[i] = fma_pair<Half>((byte[i] & mask) ^ (SIGNED ? 0x64806408u : 0x64006400u), 0x2c003c00u, zero);
     }
 };
+// Four pairs of e2m1, each number in the top four bits of its half of a word, whatever is below, as pairs of T.
+template <typename T>
+GEMMTUNE_DEVICE void float_pairs(const unsigned (&top)[4], unsigned (&out)[4]) {
+    constexpr int kDown = kSame<T, Bf16> ? 6 : 3;                             // of exponent and mantissa
+    constexpr unsigned kPower = kSame<T, Bf16> ? 0x7e807e80u : 0x74007400u;  // 2^126, 2^14
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const unsigned bits = (top[i] & 0x80008000u) | (top[i] & 0x70007000u) >> kDown;
+        out[i] = fma_pair<T>(bits, kPower, PairBits<T>::kMinusZero);
+    }
+}
+// The eight of a word, in the order of memory.
+template <typename T>
+GEMMTUNE_DEVICE void eight_floats(unsigned word, unsigned (&out)[4]) {
+    const unsigned even = word << 4;  // the even ones where the odd ones are
+    const unsigned top[4] = {permuted<0x4000>(even, word), permuted<0x5010>(even, word), permuted<0x6020>(even, word),
+                             permuted<0x7030>(even, word)};
+    float_pairs<T>(top, out);
+}
+
 template <typename T>
 struct Convert<T, 8> {
     // As unsigned numbers, larger by 128: in bf16 their bits alone, minus 128 / 64; in fp16 1024 + q.

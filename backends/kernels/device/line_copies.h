@@ -3,7 +3,8 @@
 // lines as they suffice for. Lines start at multiples of 16 bytes.
 //
 // If lines are at least as wide as the banks, every second one has the halves of each 128 bytes exchanged, so that
-// lines that are read together lie in different banks. EIGHTS: words are stored in the order in which four lanes
+// lines that are read together lie in different banks. SPREAD: every line of eight has its words elsewhere, so that
+// eight lanes may read the same word of eight lines. EIGHTS: words are stored in the order in which four lanes
 // read them that each take EIGHTS neighbouring words of a line; 1 keeps their order.
 #pragma once
 
@@ -15,11 +16,16 @@ namespace gemmtune {
 template <int BYTES>
 GEMMTUNE_DEVICE int exchanged(int line) { return BYTES >= 128 ? line % 2 * 4 : 0; }
 
-template <int BYTES, int LINES, int LANES, int EIGHTS>
+// The same for SPREAD.
+template <int BYTES>
+GEMMTUNE_DEVICE int spread(int line) { return BYTES >= 128 ? line % 8 : line / 2 % 4; }
+
+template <int BYTES, int LINES, int LANES, int EIGHTS, bool SPREAD = false>
 struct LineCopies {
     static constexpr int kWords = BYTES / 16, kSide = kWords < LANES ? LANES / kWords : 1;  // lines side by side
     static constexpr int kPasses = kWords < LANES ? 1 : kWords / LANES;                     // of the same lines
     static_assert(BYTES % 64 == 0 && (kWords < LANES || kWords % LANES == 0), "whole words of every lane");
+    static_assert(!SPREAD || (kWords < LANES && EIGHTS == 1), "lanes side by side");
 
     const char* from;  // this lane's first word in the operand
     i64 step;          // bytes from a lane's line to its next one
@@ -31,7 +37,7 @@ struct LineCopies {
         const int line = kWords < LANES ? lane / kWords : 0, place = placed(word);
         from = opaque(static_cast<const char*>(first) + line * ld + word * 16);
         step = opaque(ld * kSide);
-        to = opaque(line * BYTES + (place ^ exchanged<BYTES>(line)) * 16);
+        to = opaque(line * BYTES + (place ^ (SPREAD ? spread<BYTES>(line) : exchanged<BYTES>(line))) * 16);
         flip = (place ^ exchanged<BYTES>(line)) & 4 ? -64 : 64;
         left = opaque(line < kSide ? (lines < LINES ? lines : LINES) - line : 0);
     }
@@ -48,7 +54,8 @@ struct LineCopies {
             GEMMTUNE_UNROLL
             for (int on = 0; on < LINES; on += kSide) {
                 const bool other = BYTES >= 128 && on % 2 == 1;
-                char* const target = slot + to + on * BYTES + pass * LANES * 16 + (other ? flip : 0);
+                const int place = SPREAD ? to ^ spread<BYTES>(on) * 16 : to + (other ? flip : 0);
+                char* const target = slot + place + on * BYTES + pass * LANES * 16;
                 if constexpr (FULL) copy_async16_if(on < left, target, source);
                 else copy_async16_if(on < left, target, source, inside ? 16 : 0);
                 source += step;
@@ -74,6 +81,29 @@ GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at,
         const bool inside = word * 4 < there;
         const char* const source = from + line * ld;
         copy_async4(to + index * 4, inside ? source + at + word * 4 : source, inside ? 4 : 0);
+    }
+}
+
+// The same of lines of bytes that start anywhere, at multiples of `ld` from an address that is a multiple of 4: in
+// shared memory a line has the word that its first byte is in, and BYTES / 4 more. `at` is a multiple of 4. The
+// operand's last word may end beyond its last byte, at `end`: that one is read byte by byte.
+template <int BYTES, int LINES>
+GEMMTUNE_DEVICE void copy_line_bytes(char* to, const char* from, i64 ld, i64 at, int count, int there, const char* end) {
+    constexpr int kWords = BYTES / 4 + 1;
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < LINES * kWords; i += 32) {
+        const int index = i + lane_index(), line = index / kWords, word = index % kWords;
+        if (line >= count) continue;
+        const i64 begin = line * ld, whole = begin & ~i64(3);
+        const bool inside = word * 4 < static_cast<int>(begin - whole) + there;
+        const char* const source = inside ? from + whole + at + word * 4 : from;
+        if (GEMMTUNE_RARELY(source + 4 > end)) {
+            unsigned bytes = 0;
+            for (int i = 0; inside && source + i < end; ++i) bytes |= static_cast<unsigned char>(source[i]) << 8 * i;
+            *reinterpret_cast<unsigned*>(to + index * 4) = bytes;
+        } else {
+            copy_async4(to + index * 4, source, inside ? 4 : 0);
+        }
     }
 }
 

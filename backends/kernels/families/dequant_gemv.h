@@ -4,6 +4,7 @@
 //
 // A load's integers are multiplied as they are; with their scale s and zero point z they contribute
 // s (sum of q x - z sum of x), so that no weight is rounded. A zero point of 8 is subtracted as they are converted.
+// A load of MXFP4 is a group.
 #pragma once
 
 #include "device/dequantise.h"
@@ -130,8 +131,9 @@ private:
         }
     }
 
-    // The eight integers from 8 j on.
+    // The eight integers, or floats, from 8 j on.
     static GEMMTUNE_DEVICE void integers(const Words& raw, const Powers& powers, int j, float (&out)[8]) {
+        if constexpr (QUANT::kFloat) return floats(raw.at[j], out);
         GEMMTUNE_UNROLL
         for (int i = 0; i < 8; ++i) {
             // The last ones of a word are shifted to a place.
@@ -141,6 +143,16 @@ private:
             const unsigned mask = ((1u << QUANT::kBits) - 1) << place * QUANT::kBits;
             out[i] = as_float((there & mask) ^ powers.of[place]) -
                      as_float(above(place) + (QUANT::kZero == kEight ? 8u << place * QUANT::kBits : 0u));
+        }
+    }
+
+    // The eight of a word: see dequantise.h. A shift that repeats the sign leaves it above the exponent.
+    static GEMMTUNE_DEVICE void floats(unsigned word, float (&out)[8]) {
+        const float power = as_float(253u << 23);  // 2^126
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            const int moved = static_cast<int>(word << (28 - 4 * i)) >> 6;
+            out[i] = as_float(static_cast<unsigned>(moved) & 0x81c00000u) * power;
         }
     }
 };

@@ -17,6 +17,9 @@
 // exact integers until then (kAfter). Otherwise, and with a zero point that is added, every weight is multiplied
 // by its scale and thereby rounded once to the activations' type. A row's only scale multiplies its sum.
 //
+// MXFP4's groups of 32 are too short for that: the four lanes of a row read 4 bytes each, so that a step is a group, and
+// an instruction's sums are one group's. Scales are bytes, and rows of them start anywhere.
+//
 // Converting two integers takes a byte permutation, a mask and a subtraction (dequantise.h). With few columns, whose
 // products leave the tensor cores idle, the subtraction is left out where sums of bf16 are scaled: an instruction whose
 // weights are all one adds up the activations, and their sum times what was to be subtracted is subtracted from the
@@ -54,24 +57,27 @@ struct DequantRing {
     using Scale = typename QUANT::Scale;
     static constexpr int kTeam = 32 * WARPS_M, kThreads = kTeam * WARPS_K, kMinBlocks = 0;
     static constexpr int kAll = ROWS * WARPS_M;                               // rows of a block
-    static constexpr int kStep = 4 * QUANT::kWide, kSteps = BK / kStep;       // elements of k; steps of a chunk
-    static constexpr int kEights = QUANT::kWide / 8;                          // of a lane's elements in a step
+    static constexpr int kLane = QUANT::kFloat ? 8 : QUANT::kWide;            // of a lane's elements in a step
+    static constexpr int kStep = 4 * kLane, kSteps = BK / kStep;              // elements of k; steps of a chunk
+    static constexpr int kEights = kLane / 8;
     static constexpr int kTiles = ROWS / 16, kHalves = (COLUMNS + 7) / 8;     // accumulators down and across
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
     static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
     static constexpr bool kFolded =
-        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && kHalves <= 2 && kSame<T, Bf16>;
-    static constexpr float kUnshrunk = kFolded ? 1.0f : kShrunk<T>;  // dequantise.h
+        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && !QUANT::kFloat && kHalves <= 2 && kSame<T, Bf16>;
+    static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
+    static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
     // Tiles whose weights are dequantised before activations are read again.
     static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
     static constexpr int kScaleBytes = kScales * static_cast<int>(sizeof(Scale));
+    static constexpr int kScalePitch = QUANT::kFloat ? kScaleBytes + 4 : kScaleBytes;  // from a row to the next
     static constexpr bool kFloatZeros = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
     // Where the parts of a slot begin: activations, weights, scales, zero points.
-    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScaleBytes;
+    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScalePitch;
     static constexpr int kZeroBytes = kFloatZeros ? kAll * kScaleBytes
                                       : QUANT::kZero == kWords ? kAll / 8 * kScales * 4 : 0;
     static constexpr int kSlot = (kZ + kZeroBytes + PRODUCTS::kPlace - 1) / PRODUCTS::kPlace * PRODUCTS::kPlace;
@@ -82,6 +88,7 @@ struct DequantRing {
     static_assert(ROWS % 16 == 0 && BK % kStep == 0 && SLOTS >= 2, "whole tiles and steps");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
     static_assert(!kGrouped || (BK % kGroup == 0 && kScaleBytes % 4 == 0), "copies are of 4 bytes");
+    static_assert(!QUANT::kFloat || kAfter, "scales of floats multiply sums");
     static_assert(kGrouped || !QUANT::kStoredZeros, "a row's zero point is constant");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
     static_assert(!PRODUCTS::kOfWarpgroups || (COLUMNS % 8 == 0 && WARPS_M % 4 == 0), "a team is whole warpgroups");
@@ -95,7 +102,7 @@ struct DequantRing {
         const int first = static_cast<int>(block_x()) * kAll;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         const Copies copies(all, first, member);
-        const Reads reads(member, args.k);
+        const Reads reads(member, all);
         char* const ring = opaque_shared(shared + team * SLOTS * kSlot);
         Sums sum = {};
         // The first SLOTS - 1 iterations only copy. Every team has the same iterations, the last maybe without a
@@ -116,7 +123,9 @@ struct DequantRing {
             next += WARPS_K, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
             if (WARPS_K == 1 || next - SLOTS * WARPS_K < end) {
-                if constexpr (PRODUCTS::kOfWarpgroups) {
+                if constexpr (PRODUCTS::kOfWarpgroups && QUANT::kFloat) {
+                    multiply_groups(ring + from, reads, sum);
+                } else if constexpr (PRODUCTS::kOfWarpgroups) {
                     multiply_together(ring + from, reads, sum);
                 } else {
                     GEMMTUNE_UNROLL
@@ -143,9 +152,10 @@ private:
 
     // A warp copies its own rows of weights, and its share of the team's activations.
     struct Copies {
-        LineCopies<kWeightBytes, ROWS, 32, 1> weights;
+        LineCopies<kWeightBytes, ROWS, 32, 1, kSpread> weights;
         typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
         const char *scales, *zeros;  // of the warp's first row
+        const char* end;             // of all scales
         i64 groups;                  // scales of a row
         int row, rows, k;            // the warp's first row in the block; its rows that exist
 
@@ -156,6 +166,7 @@ private:
             groups = kGrouped ? opaque(all.scale_row) : 0, row = member * ROWS, k = all.gemm.k;
             const i64 begin = first + row;
             scales = kGrouped ? static_cast<const char*>(all.scales) + begin * groups * i64(sizeof(Scale)) : nullptr;
+            end = QUANT::kFloat ? static_cast<const char*>(all.scales) + all.scale_bytes : nullptr;
             zeros = static_cast<const char*>(all.zeros);
             if (QUANT::kZero == kWords) zeros += begin / 8 * groups * 4;
             if (kFloatZeros) zeros += begin * groups * i64(sizeof(Scale));
@@ -180,7 +191,9 @@ private:
                 const int bytes = there * static_cast<int>(sizeof(Scale));
                 const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
                 const i64 at = from * i64(sizeof(Scale));
-                copy_line_words<kScaleBytes, ROWS>(slot + kS + row * kScaleBytes, scales, ld, at, rows, bytes);
+                char* const of = slot + kS + row * kScalePitch;
+                if constexpr (QUANT::kFloat) copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
+                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
                 if constexpr (QUANT::kZero == kWords)
@@ -193,15 +206,24 @@ private:
     // Where a lane reads in a slot: its row of every eight, its column of every eight.
     struct Reads {
         int group, member, weights_at, inputs_at, row;  // row: the warp's first one in the block
+        int scales_at;                                  // of bytes, from a row's first word on
         unsigned mask;
-        GEMMTUNE_DEVICE Reads(int warp, int k)
+        GEMMTUNE_DEVICE Reads(int warp, const Args& all)
             : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
-              mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
-            weights_at = opaque(kW + line_place<kWeightBytes>(row + group, member));
+              mask(kept(kFolded ? kLiftedMask : kConvertMask, all.gemm.k)) {
+            const int own = kSpread ? (row + group) * kWeightBytes + member * 4
+                                    : line_place<kWeightBytes>(row + group, member);
+            weights_at = opaque(kW + own);
+            scales_at = QUANT::kFloat ? static_cast<int>(group * all.scale_row & 3) : 0;
             inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
         }
 
         GEMMTUNE_DEVICE void weights(const char* slot, int from, int step, unsigned (&out)[4]) const {
+            if constexpr (kSpread) {
+                const int place = (step ^ spread<kWeightBytes>(group)) * 16;
+                out[0] = read_shared<unsigned>(slot + weights_at + place + from * kWeightBytes);
+                return;
+            }
             const Words all = read_shared<Words>(slot + line_word<kWeightBytes>(weights_at, step) +
                                                  from * kWeightBytes);
             GEMMTUNE_UNROLL
@@ -215,7 +237,14 @@ private:
                 const int place = word ^ exchanged<kWeightBytes>(group);
                 return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
             };
-            if constexpr (QUANT::kBits == 4) {
+            if constexpr (QUANT::kFloat) {
+                const Words all = words(number);
+                const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
+                unsigned top[4];
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, all.at[i] << 4, all.at[i]);
+                float_pairs<T>(top, out);
+            } else if constexpr (QUANT::kBits == 4) {
                 const Words all = words(number);
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
@@ -247,7 +276,8 @@ private:
             }
         }
         GEMMTUNE_DEVICE Scale scale(const char* slot, int from, int of) const {
-            return reinterpret_cast<const Scale*>(slot + kS)[(row + from + group) * kScales + of];
+            const char* const line = slot + kS + (row + from + group) * kScalePitch + scales_at;
+            return reinterpret_cast<const Scale*>(line)[of];
         }
         GEMMTUNE_DEVICE Scale float_zero(const char* slot, int from, int of) const {
             return reinterpret_cast<const Scale*>(slot + kZ)[(row + from + group) * kScales + of];
@@ -292,6 +322,7 @@ private:
                 lifted_pairs<QUANT::kSigned>(raw, mask, j, out);
                 return;
             }
+            if constexpr (QUANT::kFloat) return eight_floats<T>(raw[0], out);
             Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
             scale_pairs(out);
         }
@@ -407,7 +438,8 @@ private:
                     }
                 }
             }
-            PRODUCTS::finish();
+            PRODUCTS::end();
+            PRODUCTS::wait();
             if constexpr (!kAfter) continue;
             GEMMTUNE_UNROLL
             for (int tile = 0; tile < kTiles; ++tile) {
@@ -416,6 +448,46 @@ private:
                     GEMMTUNE_UNROLL
                     for (int i = 0; i < 4; ++i)
                         sum[tile][half][i] += factor[tile][i / 2] * part[kAfter ? tile : 0][half][i];
+                }
+            }
+        }
+    }
+
+    // The same of MXFP4, whose groups are two products each: the next group's weights are converted meanwhile.
+    static GEMMTUNE_DEVICE void multiply_groups(const char* slot, const Reads& reads, Sums& sum) {
+        static_assert(!QUANT::kFloat || kTiles == 1, "a fragment");
+        const u64 inputs = PRODUCTS::matrix(slot + kX);
+        unsigned held[2][2][4];
+        float factor[2][2];
+        const auto convert = [&](int group, int place) {
+            unsigned w[2][4];
+            GEMMTUNE_UNROLL
+            for (int upper = 0; upper < 2; ++upper) {
+                factor[place][upper] = widen(reads.scale(slot, upper * 8, group));
+                reads.together(slot, upper * 8, group, 0, w[upper]);
+            }
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; i += 2) {
+                unsigned(&a)[4] = held[place][i / 2];
+                a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
+            }
+        };
+        convert(0, 0);
+        GEMMTUNE_ROLL
+        for (int from = 0; from < kSteps; from += 2) {
+            GEMMTUNE_UNROLL
+            for (int on = 0; on < 2; ++on) {
+                const int group = from + on;
+                float part[kHalves][4] = {};
+                PRODUCTS::template multiply<T>(part, held[on][0], inputs, group * 2);
+                PRODUCTS::template multiply<T>(part, held[on][1], inputs, group * 2 + 1);
+                PRODUCTS::end();
+                convert(group + 1 < kSteps ? group + 1 : 0, 1 - on);  // the last one's are not used
+                PRODUCTS::wait();
+                GEMMTUNE_UNROLL
+                for (int half = 0; half < kHalves; ++half) {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 4; ++i) sum[0][half][i] += factor[on][i / 2] * part[half][i];
                 }
             }
         }

@@ -19,6 +19,7 @@ from backends.kernels.weights import (
     group,
     lines_rule,
     quantised,
+    read_step,
     unsupported_weights,
     wide,
 )
@@ -33,6 +34,8 @@ _L2_BYTES, _FASTER = 40, 2.0
 #: if powers of two are left (dequant_ring.h: kFolded), and those of a chunk and of each of its copies. By
 #: counting.
 _CONVERT, _LIFT, _CHUNK, _COPY = {4: 50, 8: 20}, 30, 60, 3.5
+#: The same for MXFP4, with the reading of four groups' scales; eight columns' sums of them take 8 more.
+_CONVERT_MX = 104
 #: Clocks between two instructions of a warp, and instructions that a multiprocessor issues per clock at most;
 #: clocks of its tensor cores for an instruction; clocks until a wave of blocks reads steadily and from its
 #: last byte to its end. Estimated from measurements of this kernel's first version on an H100; they only
@@ -47,9 +50,9 @@ _BLOCK_SHARED = 1024
 
 
 class DequantRing(FewColumnsFamily):
-    """Weights of int4, uint4 or int8 times 1 to 64 columns of bf16 or fp16 on tensor cores; the weights are
-    read once as they are stored, through rings of asynchronous copies in shared memory, and dequantised in
-    registers.
+    """Weights of int4, uint4, int8 or MXFP4 times 1 to 64 columns of bf16 or fp16 on tensor cores; the
+    weights are read once as they are stored, through rings of asynchronous copies in shared memory, and
+    dequantised in registers.
 
     Parameters: rows (of a warp), tile_k (elements of k that a team copies at a time), slots (of its ring),
     warps_m (of a team, which shares the columns), warps_k (teams of a block, which share k), splits (blocks
@@ -68,7 +71,7 @@ class DequantRing(FewColumnsFamily):
 
     def scales_sums(self, p: GemmProblem) -> bool:
         """Whether sums of a group are scaled instead of its weights (dequant_ring.h: kAfter)."""
-        return group(p) > 0 and group(p) % (4 * wide(p)) == 0 and p.zero_a != "shift"
+        return group(p) > 0 and group(p) % read_step(p) == 0 and p.zero_a != "shift"
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
@@ -109,7 +112,7 @@ class DequantRing(FewColumnsFamily):
         found = rows * deep * bits(p) // 8 + self._columns(product) * deep * 2
         if size := group(p):
             each = deep // size * DTYPES[p.scale_dtype or "fp32"].bytes
-            found += rows * each
+            found += rows * (each + 4 if p.mx else each)  # rows of bytes begin within a word
             found += rows * each if p.zero_a in ("float", "shift") else 0
             found += rows // 8 * (deep // size) * 4 if p.zero_a == "uint4" else 0
         return -(-found // 16) * 16
@@ -133,7 +136,8 @@ class DequantRing(FewColumnsFamily):
         at_once = self._at_once(product, values)
         grouped = 4 * at_once * halves if self.scales_sums(product.problem) else 0
         sums = 4 * tiles * halves
-        return sums + sums // 2 + grouped + at_once * 20 + 8
+        ahead = 24 if product.problem.mx else 0  # more loads, of less, that compilers move ahead
+        return sums + sums // 2 + grouped + at_once * 20 + ahead + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes of weights that a thread has in flight, and the share of the teams' iterations along k that
@@ -189,10 +193,11 @@ class DequantRing(FewColumnsFamily):
         clocks of shared memory."""
         p, deep, columns = product.problem, number(values, "tile_k"), self._columns(product)
         width, halves, once = bits(p), -(-columns // 8), self._at_once(product, values)
-        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and self.scales_sums(p)
+        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and self.scales_sums(p) and not p.mx
         eights = wide(p) // 8  # instructions of a load's 16 rows and eight columns, two loads for each
         multiplications = eights * halves * (1 + (1 / once if folded else 0))
-        found = (_LIFT if folded else _CONVERT[width]) + multiplications
+        convert = _CONVERT_MX + 8 * halves if p.mx else _LIFT if folded else _CONVERT[width]
+        found = convert + multiplications
         found += halves * (eights * (2.5 if folded else 0.5) / once + (4 if folded else 2))
         loads = number(values, "rows") * deep * width // 8 // 512
         inputs = columns * deep * 2 / 512
@@ -224,8 +229,8 @@ class DequantRing(FewColumnsFamily):
         broken = first(tensor_core_rule(environment), lines_rule(product))
         if broken is not None:
             return broken
-        if deep % (4 * wide(p)):
-            return f"tile_k is a multiple of {4 * wide(p)} for {p.dtype_a}, not {deep}"
+        if deep % read_step(p):
+            return f"tile_k is a multiple of {read_step(p)} for {p.dtype_a}, not {deep}"
         if (size := group(p)) == 0:
             return None
         if deep % size:
@@ -233,7 +238,7 @@ class DequantRing(FewColumnsFamily):
         each = DTYPES[p.scale_dtype or "fp32"].bytes
         if deep // size * each % 4:
             return f"a row's {deep // size} scales of tile_k {deep} are no whole 4-byte words"
-        if groups_of(p) * each % 4 or p.alignment < 4:
+        if (groups_of(p) * each % 4 and not p.mx) or p.alignment < 4:
             return f"a row's {groups_of(p)} scales must start at a multiple of 4 bytes"
         return None
 

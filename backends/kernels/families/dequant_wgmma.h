@@ -65,7 +65,8 @@ struct ByWarpgroups {
         multiply_held<T, COLUMNS>(reinterpret_cast<float(&)[COLUMNS / 2]>(to), a,
                                   inputs + at / 4 * (COLUMNS * kMapLine / 16) + at % 4 * kMatrixStep);
     }
-    static GEMMTUNE_DEVICE void finish() { end_products(), wait_products<0>(); }
+    static GEMMTUNE_DEVICE void end() { end_products(); }
+    static GEMMTUNE_DEVICE void wait() { wait_products<0>(); }
 };
 
 }  // namespace gemmtune

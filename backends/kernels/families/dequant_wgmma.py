@@ -26,8 +26,9 @@ _COLUMNS_CLOCKS, _HELD_CLOCKS = 4.0, 16.0
 
 
 class DequantWgmma(DequantRing):
-    """Weights of int4, uint4 or int8 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are read
-    once as they are stored, through rings of asynchronous copies, and are the instructions' register operand.
+    """Weights of int4, uint4, int8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are
+    read once as they are stored, through rings of asynchronous copies, and are the instructions' register
+    operand.
 
     Parameters: those of dequant-ring; warps_m is whole warpgroups. A warp has 16 rows: with 32, ptxas
     serialises the instructions (its advisory C7518)."""
@@ -56,12 +57,15 @@ class DequantWgmma(DequantRing):
         p, tiles, columns = product.problem, number(values, "rows") // 16, self._columns(product)
         sums = tiles * columns // 2
         grouped = sums if self.scales_sums(p) else 0
-        return sums + grouped + tiles * 32 + 20
+        ahead = 32 if p.mx else 0  # the next group's weights and scales, too
+        return sums + grouped + tiles * 32 + ahead + 20
 
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """As dequant-ring's: instructions; multiplications in its clocks; clocks of shared memory."""
         p, columns = product.problem, self._columns(product)
         convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if self.scales_sums(p) else 0)
+        if p.mx:  # two groups of a tile
+            convert = 110.0 + columns
         rows, deep, warps = number(values, "rows"), number(values, "tile_k"), number(values, "warps_m")
         loads = rows * deep * bits(p) // 8 // 512
         inputs = columns * deep * 2 / (512 * warps)  # instructions that copy activations, of a warp and chunk

@@ -290,6 +290,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     ),
     "block_scaled": ("a", "b", "d", "scale_a", "scale_b", "M", "N", "K", "lda", "ldb", "ldd"),
     "inductor_mm": ("a", "b", "d"),
+    "fused_moe": ("a", "b", "d", "offsets", "M", "N", "K", "row_blocks", "lda", "ldb", "ldd", "stride_b"),
 }  # fmt: skip
 _EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A", "SCALE_B", "SCALE_D")
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
@@ -306,6 +307,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "M", "N", "K", "STRIDE_AM", "STRIDE_AK", "STRIDE_BK", "STRIDE_BN", "LDD", "WIDE", "EVEN_K",
         "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
     ),
+    "fused_moe": ("GROUPS", "CAPACITY", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from backends.kernels.legality import arch_of
 from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.family import TILE, TritonFamily, Values
 from backends.kernels.triton.framework_families import TritonBlockFp8, TritonInductorMm
+from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -82,5 +83,6 @@ FAMILIES: Mapping[str, TritonFamily] = {
     family.name: family
     for family in (
         TritonGemm(), TritonSplitK(), TritonPersistent(), TritonBlockFp8(), TritonInductorMm(),
+        TritonFusedMoe(),
     )
 }  # fmt: skip

@@ -134,11 +134,15 @@ class TritonFamily(ABC):
         """The likeliest candidates by our own model."""
         found = []
         for number, values in enumerate(self._worth_trying(problem, environment)):
-            one = TritonConfig.of(problem, values)
+            one = self._expected(problem, values)
             if broken(one, environment) is None:
                 found.append((estimate(one, environment), number, values))
         found.sort(key=lambda row: row[:2])
         return [values for _, _, values in spread(found)]
+
+    def _expected(self, problem: GemmProblem, values: Values) -> TritonConfig:
+        """The configuration whose time is estimated for a tile's values."""
+        return TritonConfig.of(problem, values)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""
@@ -169,7 +173,7 @@ class TritonFamily(ABC):
         for (bm, bn), bk in product(_shapes(m, n), (32, 64, 128, 256)):
             if bk > 32 and bk >= 2 * problem.k:
                 continue
-            for warps, stages, extra in _launches(bm, bn, environment):
+            for warps, stages, extra in launches(bm, bn, environment):
                 values: Values = {
                     "block_m": bm, "block_n": bn, "block_k": bk, "group_m": 8, "num_warps": warps,
                     "num_stages": stages, "swap": swap, **extra,
@@ -195,7 +199,7 @@ class TritonFamily(ABC):
             yield from self.vary(problem, values, environment)
 
 
-def _launches(bm: int, bn: int, environment: Environment) -> Iterator[tuple[int, int, Values]]:
+def launches(bm: int, bn: int, environment: Environment) -> Iterator[tuple[int, int, Values]]:
     """(warps, stages, AMD's parameters) worth trying for a tile."""
     if environment.vendor != "hip":
         for warps, stages in product((4, 8), (2, 3, 4, 5, 6)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from backends.archs import GpuArch
+from backends.grouping import counts_of
 from backends.kernels.triton.configuration import (
     INSTRUCTION,
     MAIN,
@@ -119,3 +120,48 @@ class InductorConfig(FrameworkConfig):
             **(along_a if p.a_along_k else across_a), **(along_b if p.b_along_k else across_b),
             "EVEN_K": p.k % self.block_k == 0,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FusedMoeConfig(FrameworkConfig):
+    """vLLM's and SGLang's fused mixture of experts, one of its two products. M is all groups' rows."""
+
+    kernel: ClassVar[str] = "fused_moe"
+
+    @property
+    def row_blocks(self) -> int:
+        """The most blocks of rows that any ends make: a block of every group that has rows may not be
+        full."""
+        rows, side = self.product.m, self.block_m
+        active = min(self.product.problem.groups, rows)
+        return (rows + active * (side - 1)) // side
+
+    @property
+    def tiles(self) -> int:
+        """Programs of the launch, whatever the ends are."""
+        return self.row_blocks * -(-self.product.n // self.block_n)
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """The groups, and the power of two that a program counts."""
+        groups = self.product.problem.groups
+        return {**super().constants, "GROUPS": groups, "CAPACITY": 1 << (groups - 1).bit_length()}
+
+    def arguments(
+        self, entry: str, pointers: Mapping[str, Pointer], partial: Pointer, scalars: tuple[float, float]
+    ) -> list[Pointer | int | float]:
+        """See FrameworkConfig."""
+        found = {**self.product.arguments(pointers, scalars), "row_blocks": self.row_blocks}
+        return [found[name] for name in PARAMETERS[self.kernel]]
+
+
+@dataclass(frozen=True)
+class ExpectedMoeConfig(FusedMoeConfig):
+    """The same with the programs that the problem's own counts give rows to, by which its time is
+    estimated."""
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the problem's own counts."""
+        across = sum(-(-int(count) // self.block_m) for count in counts_of(self.product.problem))
+        return across * -(-self.product.n // self.block_n)

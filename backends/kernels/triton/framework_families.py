@@ -4,7 +4,7 @@ kernel, under its names, and mean the same there (framework_kernels.py)."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import ClassVar
 
@@ -27,10 +27,10 @@ from backends.solution import Parameter, Solution
 _AMD_CHOICES: Mapping[str, tuple[Parameter, ...]] = {
     INSTRUCTION: (0, 16, 32), "waves_per_eu": (0, 1, 2, 3, 4, 5, 6, 7, 8), "kpack": (1, 2),
 }  # fmt: skip
-_SIDES: tuple[Parameter, ...] = (16, 32, 64, 128, 256)
-_GROUPS: tuple[Parameter, ...] = (1, 2, 4, 8, 16, 32, 64)
-_WARPS: tuple[Parameter, ...] = (1, 2, 4, 8, 16)
-_STAGES: tuple[Parameter, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+SIDES: tuple[Parameter, ...] = (16, 32, 64, 128, 256)
+GROUPS: tuple[Parameter, ...] = (1, 2, 4, 8, 16, 32, 64)
+WARPS: tuple[Parameter, ...] = (1, 2, 4, 8, 16)
+STAGES: tuple[Parameter, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
 #: The 8-bit floats that an AMD GPU multiplies, and the frameworks use there, by the beginning of its
 #: architecture.
 _FP8_OF = {"gfx942": "fp8_e4m3_fnuz", "gfx950": "fp8_e4m3", "gfx12": "fp8_e4m3"}
@@ -66,18 +66,22 @@ class FrameworkFamily(TritonFamily):
         for values in self._tiles(problem, environment, False):
             yield from self.vary(problem, values, environment)
 
+    def firsts(self, problem: GemmProblem, environment: Environment) -> Iterable[tuple[Parameter, ...]]:
+        """The rows of values that a search of the problem tries first."""
+        return self.first
+
     def _solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
-        listed = [self.solution(dict(zip(self.choices, row, strict=True)), environment) for row in self.first]
-        listed += [
-            self.solution(
-                {theirs: values[ours] for ours, theirs in self.names.items()}
-                | {name: values[name] for name in self.amd_choices if name in values},
-                environment,
-            )
-            for values in self._estimated(problem, environment)
-        ]
+        firsts = self.firsts(problem, environment)
+        listed = [self.solution(dict(zip(self.choices, row, strict=True)), environment) for row in firsts]
+        listed += [self._named(values, environment) for values in self._estimated(problem, environment)]
         legal = (one for one in dict.fromkeys(listed) if self.illegal(problem, one, environment) is None)
         yield from islice(legal, self.most)
+
+    def _named(self, values: Values, environment: Environment) -> Solution:
+        """The solution of a tile's values, by the framework's names."""
+        named = {theirs: values[ours] for ours, theirs in self.names.items()}
+        options = {name: values[name] for name in self.amd_choices if name in values}
+        return self.solution(named | options, environment)
 
     def _solution(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution:
         return self.solution(values, environment)
@@ -105,8 +109,8 @@ class TritonBlockFp8(FrameworkFamily):
         "group_m": "GROUP_SIZE_M", "num_warps": "num_warps", "num_stages": "num_stages",
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "BLOCK_SIZE_M": _SIDES, "BLOCK_SIZE_N": _SIDES, "BLOCK_SIZE_K": (32, 64, 128),
-        "GROUP_SIZE_M": _GROUPS, "num_warps": _WARPS, "num_stages": _STAGES,
+        "BLOCK_SIZE_M": SIDES, "BLOCK_SIZE_N": SIDES, "BLOCK_SIZE_K": (32, 64, 128),
+        "GROUP_SIZE_M": GROUPS, "num_warps": WARPS, "num_stages": STAGES,
     }  # fmt: skip
     made = BlockScaledConfig
     group = 32
@@ -167,8 +171,8 @@ class TritonInductorMm(FrameworkFamily):
         "num_stages": "num_stages", "num_warps": "num_warps",
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "BLOCK_M": _SIDES, "BLOCK_N": _SIDES, "BLOCK_K": _SIDES, "GROUP_M": _GROUPS,
-        "num_stages": _STAGES, "num_warps": _WARPS,
+        "BLOCK_M": SIDES, "BLOCK_N": SIDES, "BLOCK_K": SIDES, "GROUP_M": GROUPS,
+        "num_stages": STAGES, "num_warps": WARPS,
     }  # fmt: skip
     made = InductorConfig
     group = 8
@@ -189,11 +193,16 @@ class TritonInductorMm(FrameworkFamily):
 
     def unsupported_arch(self, problem: GemmProblem, environment: Environment) -> str | None:
         """See TritonFamily."""
-        if environment.vendor == "hip":
-            return None if environment.arch.startswith(GFX) else _not_compiled(GFX, environment)
-        if environment.vendor != "cuda" or capability(environment) < OLDEST:
-            return _not_compiled((f"sm_{OLDEST} and later",), environment)
-        return None
+        return unsupported_halves(environment)
+
+
+def unsupported_halves(environment: Environment) -> str | None:
+    """Why the device's architecture has no matrix instructions for 16-bit floats, or None."""
+    if environment.vendor == "hip":
+        return None if environment.arch.startswith(GFX) else _not_compiled(GFX, environment)
+    if environment.vendor != "cuda" or capability(environment) < OLDEST:
+        return _not_compiled((f"sm_{OLDEST} and later",), environment)
+    return None
 
 
 def _not_compiled(known: Sequence[str], environment: Environment) -> str:

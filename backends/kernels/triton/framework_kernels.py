@@ -3,7 +3,7 @@ configuration that was measured here is as fast there. Needs Triton, like kernel
 
 Each computes D[M,N] = A[M,K] B[K,N], one tile of D per program. What decides a configuration's speed follows
 the framework's kernel: the order of the tiles, rows outside an operand that wrap around to rows inside, where
-masks are, and how sums are accumulated. Neither kernel permits a programmatic dependent launch, because the
+masks are, and how sums are accumulated. No kernel permits a programmatic dependent launch, because the
 frameworks launch theirs without.
 """
 
@@ -106,3 +106,62 @@ def inductor_mm(
         total += tl.dot(part_a, part_b)
     inside = (rm < M)[:, None] & (rn < N)[None, :]
     tl.store(d + rm[:, None] * LDD + rn[None, :], total.to(d.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rows_of_block(
+    offsets, M, block, GROUPS: tl.constexpr, CAPACITY: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """(group, first row, end) of a block of rows of one group. Blocks are numbered group by group, and the
+    last one of a group may have fewer rows. A block beyond the last has no rows: its first row is its end.
+    Ends that lead out of the rows are clamped, and a group that ends before it begins has no rows."""
+    groups = tl.arange(0, CAPACITY)
+    inside = groups < GROUPS
+    ends = tl.load(offsets + groups, mask=inside, other=0)
+    starts = tl.load(offsets + groups - 1, mask=inside & (groups > 0), other=0)
+    ends, starts = tl.minimum(tl.maximum(ends, 0), M), tl.minimum(tl.maximum(starts, 0), M)
+    blocks = tl.cdiv(tl.maximum(ends - starts, 0), BLOCK_M)
+    up_to = tl.cumsum(blocks, 0)
+    before = up_to <= block
+    group = tl.sum(before.to(tl.int32), 0)  # CAPACITY for a block beyond the last
+    earlier = tl.max(tl.where(before, up_to, 0), 0)
+    own = groups == group
+    first = tl.sum(tl.where(own, starts, 0), 0) + tl.where(group < CAPACITY, block - earlier, 0) * BLOCK_M
+    return group, first, tl.sum(tl.where(own, ends, 0), 0)
+
+
+@triton.jit
+def fused_moe(
+    a, b, d, offsets, M, N, K, row_blocks, lda, ldb, ldd, stride_b,
+    GROUPS: tl.constexpr, CAPACITY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """Rows of A, sorted by group, times the weights of their group, B + group * stride_b, as vLLM's and
+    SGLang's fused mixture of experts multiplies 16-bit floats. A tile has rows of one group. Theirs looks a
+    row block's group up in a table that another launch made; this one derives it from the groups' ends. There
+    are `row_blocks` blocks of rows, as many as any ends need, so the last ones may have no rows. Rows beyond
+    a group's end are masked; columns beyond N wrap around. Offsets have 64 bits, as theirs do."""
+    block, column = banded_tile(row_blocks, N, 1, BLOCK_N, GROUP_M)
+    group, first, end = rows_of_block(offsets, M, block, GROUPS, CAPACITY, BLOCK_M)
+    if first >= end:
+        return
+    rm = first + tl.arange(0, BLOCK_M).to(tl.int64)
+    rn = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    from_n = rn.to(tl.int64) % N
+    rk = tl.arange(0, BLOCK_K)
+    rows = rm < end
+    at_a = a + rm[:, None] * lda + rk[None, :]
+    at_b = b + group.to(tl.int64) * stride_b + rk[:, None] + from_n[None, :] * ldb
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        left = K - step * BLOCK_K
+        part_a = tl.load(at_a, mask=rows[:, None] & (rk[None, :] < left), other=0.0)
+        part_b = tl.load(at_b, mask=rk[:, None] < left, other=0.0)
+        total += tl.dot(part_a, part_b)
+        at_a += BLOCK_K
+        at_b += BLOCK_K
+    tl.store(
+        d + rm[:, None] * ldd + rn[None, :],
+        total.to(d.dtype.element_ty),
+        mask=rows[:, None] & (rn < N)[None, :],
+    )

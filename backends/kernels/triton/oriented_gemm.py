@@ -22,6 +22,8 @@ TRITON_TYPES: Mapping[str, str] = {
     "fp8_e4m3_fnuz": "fp8e4b8", "fp8_e5m2_fnuz": "fp8e5b16", "int8": "i8", "int32": "i32",
 }  # fmt: skip
 POINTERS = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
+#: Every operand that a kernel may have: the last is a grouped product's.
+OPERANDS = (*POINTERS, "offsets")
 _LEADING = ("lda", "ldb", "ldc", "ldd")
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
 #: Triton makes no use of larger divisors: 16 bytes is the widest load.
@@ -140,7 +142,7 @@ class TritonOrientedGemm:
 
     def type_of(self, name: str) -> str:
         """Triton's type of a parameter of the kernels."""
-        if name in POINTERS or name == "partial":
+        if name in OPERANDS or name == "partial":
             return self.pointer_type(name)
         if name in ("alpha", "beta"):
             return "i32" if self.out_integer else "fp32"
@@ -151,7 +153,7 @@ class TritonOrientedGemm:
         known, or if it is of no use."""
         if name == "partial":
             return WIDEST
-        if name in POINTERS:
+        if name in OPERANDS:
             layout = self._layout(name)
             if layout is None:
                 return 1
@@ -207,7 +209,9 @@ class TritonOrientedGemm:
     ) -> dict[str, Pointer | int | float]:
         """Values of the parameters that every kernel has. `pointers` are the problem's operands, by its
         names; scalars are (alpha, beta). Raises ValueError for a fractional scalar of an integer GEMM."""
-        found: dict[str, Pointer | int | float] = {name: pointers[self.own(name)] for name in POINTERS}
+        found: dict[str, Pointer | int | float] = {
+            name: pointers[self.own(name)] for name in OPERANDS if self.own(name) in pointers
+        }
         found |= self.numbers
         for name, value in zip(("alpha", "beta"), scalars, strict=True):
             if self.out_integer and value != int(value):

@@ -29,6 +29,7 @@ from gemmtune.torch.quantised.adapters import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
+    from_mxfp4,
     from_stored,
     from_tinygemm,
     from_torchao,
@@ -63,7 +64,7 @@ def compile_pass(table: Table) -> Any:
 __all__ = [
     "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report",
     "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
-    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao",
+    "from_compressed_tensors", "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao",
     "grouped_mm", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
     "quantize", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "unpack_int4",
     "unpack_zeros",

@@ -147,21 +147,43 @@ class ReadOptions:
     model's description, how the model is run: `tensor_parallel` devices share each layer, `tokens` are the
     numbers of rows of activations (batch x sequence), `dtype` is the type of weights and activations where it
     is not the description's own, and `layers` says which layers run as one GEMM (LAYERS). For AITER's files,
-    `dtype` is the 8-bit float of rows that do not name it."""
+    `dtype` is the 8-bit float of rows that do not name it. `expert_parallel` devices share the experts of
+    each layer whole; for names of layers of experts, which say neither, `hidden_size` is their inputs' size
+    and `top_k` the experts of a token."""
 
     file_name: str = ""
     tensor_parallel: int = 1
     tokens: tuple[int, ...] = TOKENS
     dtype: str | None = None
     layers: str = "fused"
+    # (Later fields are no part of the text of which earlier versions made the identity of an import.)
+    expert_parallel: int = field(default=1, repr=False)
+    hidden_size: int | None = field(default=None, repr=False)
+    top_k: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not 1 <= self.expert_parallel <= 1024:
+            raise ReadError(f"expert_parallel must be from 1 to 1024, not {self.expert_parallel}")
+        for name in ("hidden_size", "top_k"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 2**31:
+                raise ReadError(f"{name} must be from 1 to {2**31 - 1}, not {value}")
         if not 1 <= self.tensor_parallel <= 1024:
             raise ReadError(f"tensor_parallel must be from 1 to 1024, not {self.tensor_parallel}")
         if not self.tokens or len(self.tokens) > 1000 or not all(1 <= t < 2**31 for t in self.tokens):
             raise ReadError("tokens must be 1 to 1000 whole numbers, each from 1 to 2147483647")
         if self.layers not in LAYERS:
             raise ReadError(f"layers must be one of {', '.join(LAYERS)}, not {printable(self.layers)}")
+
+    def identity(self, used: Sequence[str]) -> str:
+        """A text that differs where the options do of which a reader uses `used`. Later fields at their
+        defaults add nothing to it."""
+        given = {
+            name: getattr(self, name)
+            for name in ("expert_parallel", "hidden_size", "top_k")
+            if name in used and getattr(self, name) != getattr(DEFAULTS, name)
+        }
+        return f"{self!r}{given or ''}"
 
 
 DEFAULTS = ReadOptions()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from backends.environment import DeviceClass, Environment
 from backends.errors import GemmtuneError
@@ -53,6 +53,16 @@ class TargetRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredCandidate:
+    """A candidate that the session of a row verified and timed: the median of its latest samples. `proven`:
+    it was verified on as many seeds as a winner."""
+
+    solution: Solution
+    seconds: float
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLayer:
     """A linear layer that is a row's problem: how often a forward pass of the model calls it on each of
     `tensor_parallel` devices."""
@@ -74,7 +84,8 @@ class ExportRow:
     `decided_at`: ISO 8601. `source`: where the row came from, such as the name of an imported file.
     `targets`: export target -> its best candidate. `targets_judged`: the session judged targets, so that one
     that is missing is known to have no candidate. `proven`: the solution was verified on five seeds.
-    `models`: of a pre-tuned table's row, the layers that are its problem.
+    `models`: of a pre-tuned table's row, the layers that are its problem. `candidates`: those of the families
+    that the writer compares (ComparesCandidates).
     """
 
     problem: GemmProblem
@@ -98,6 +109,7 @@ class ExportRow:
     targets_judged: bool = False
     proven: bool = True
     models: tuple[ModelLayer, ...] = ()
+    candidates: tuple[MeasuredCandidate, ...] = ()
 
     def of_target(self, name: str) -> ExportRow | None:
         """The row with a target's best candidate as its solution; None if the target has none."""
@@ -151,6 +163,7 @@ class ExportOptions:
     values of the file's header, which take precedence over those of the environments. `environments`: those
     that the rows were measured in, newest first; if there are none, the first row's is used.
     `workspace_limit`: bytes of workspace that a solution may use, in place of the target's own limit.
+    `top_k`: experts of a token, for rows of experts that do not know their tokens.
     """
 
     device: DeviceClass
@@ -159,8 +172,11 @@ class ExportOptions:
     validators: Mapping[str, str] = field(default_factory=dict)
     environments: tuple[Environment, ...] = ()
     workspace_limit: int | None = None
+    top_k: int | None = None
 
     def __post_init__(self) -> None:
+        if self.top_k is not None and not 1 <= self.top_k < 2**31:
+            raise ExportRefused(f"top_k must be experts of a token, from 1, not {self.top_k}")
         if self.ties not in TIES:
             raise ExportRefused(f"ties {self.ties!r} is unknown; known: {', '.join(TIES)}")
         if self.workspace_limit is not None and self.workspace_limit < 0:
@@ -283,3 +299,13 @@ class Writer(Protocol):
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """Yields the text in pieces. Options are checked at the call, before the first piece. Raises
         ExportRefused."""
+
+
+@runtime_checkable
+class ComparesCandidates(Protocol):
+    """A writer that chooses among all candidates of some families, not only the best of each row. It takes
+    top_k, which tells the tokens of rows of experts."""
+
+    @property
+    def candidate_families(self) -> tuple[str, ...]:
+        """The families whose candidates its rows must have."""

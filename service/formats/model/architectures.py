@@ -18,6 +18,7 @@ from service.formats.model.layers import (
     Heads,
     Linear,
     Parallel,
+    RoutedExperts,
     attention,
     delta_net,
     even_head,
@@ -26,6 +27,7 @@ from service.formats.model.layers import (
     latent_attention,
     lm_head,
     plain_mlp,
+    routed_experts,
     router,
 )
 
@@ -35,10 +37,12 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class Model:
-    """A model's linear layers on one device; `left_out` describes what else it computes (no single GEMM)."""
+    """A model's linear layers on one device, and its routed experts; `left_out` describes what else it
+    computes (no single GEMM)."""
 
     linears: list[Linear]
     left_out: list[str] = field(default_factory=list)
+    experts: RoutedExperts | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Decoder:
             )
         if recurrent:
             linears += delta_net(fields, tp, recurrent, separate=self.delta_separate)
-        left_out: list[str] = []
+        routed: RoutedExperts | None = None
         sparse = 0 if self.experts is None else _sparse_layers(fields, self.experts, layers)
         if layers > sparse:
             size, bias = fields.whole("intermediate_size"), _bias(fields, self.mlp_bias)
@@ -111,9 +115,11 @@ class Decoder:
             linears += gated_mlp(hidden, size, what, tp, dense, bias=bias, fused=self.fused)
         if sparse and self.experts is not None:
             linears += _experts(fields, self.experts, tp, sparse)
-            left_out.append(_grouped(fields, self.experts.count, self.experts.size, sparse))
+            routed = _routed(
+                fields, self.experts.count, self.experts.size, tp, sparse, bias=self.experts.bias
+            )
         linears.append(lm_head(hidden, fields.whole("vocab_size"), tp))
-        return Model(linears, left_out)
+        return Model(linears, experts=routed)
 
     def _heads(self, fields: Fields) -> Heads:
         queries = fields.whole("num_attention_heads")
@@ -173,11 +179,13 @@ def _experts(fields: Fields, experts: Experts, tp: Parallel, calls: int) -> list
     return found
 
 
-def _grouped(fields: Fields, count: str, size: str, layers: int) -> str:
-    return (
-        f"the {fields.whole(count)} routed experts of {layers} layers ({size} {fields.whole(size)}) are "
-        "grouped GEMMs, which one problem cannot express; they are left out"
-    )
+def _routed(
+    fields: Fields, count: str, size: str, tp: Parallel, layers: int, *, bias: bool = False
+) -> RoutedExperts:
+    name = "num_experts_per_tok"
+    top_k = None if fields.get(name) is None else fields.whole(name)
+    hidden = fields.whole("hidden_size")
+    return routed_experts(hidden, fields.whole(count), fields.whole(size), size, top_k, tp, layers, bias=bias)
 
 
 def _deepseek(fields: Fields, tp: Parallel) -> Model:
@@ -188,7 +196,7 @@ def _deepseek(fields: Fields, tp: Parallel) -> Model:
     first, step = fields.whole("first_k_dense_replace", least=0), fields.whole("moe_layer_freq", 1)
     sparse = sum(index >= first and index % step == 0 for index in range(layers))
     linears = latent_attention(fields, tp, layers)
-    left_out: list[str] = []
+    routed: RoutedExperts | None = None
     if layers > sparse:
         size = fields.whole("intermediate_size")
         linears += gated_mlp(hidden, size, "intermediate_size", tp, layers - sparse)
@@ -197,9 +205,9 @@ def _deepseek(fields: Fields, tp: Parallel) -> Model:
         if (shared := fields.whole_or_null("n_shared_experts")) is not None:
             size, what = shared * fields.whole("moe_intermediate_size"), "the shared experts' size"
             linears += gated_mlp(hidden, size, what, tp, sparse, prefix="shared_experts.")
-        left_out.append(_grouped(fields, "n_routed_experts", "moe_intermediate_size", sparse))
+        routed = _routed(fields, "n_routed_experts", "moe_intermediate_size", tp, sparse)
     linears.append(lm_head(hidden, fields.whole("vocab_size"), tp))
-    return Model(linears, left_out)
+    return Model(linears, experts=routed)
 
 
 def _gpt2(fields: Fields, tp: Parallel) -> Model:

@@ -15,8 +15,17 @@ many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the chec
   beyond that M is a prefill's, which asks for lm_head with one row a sequence.
 * The bias of a row-parallel layer is added on the first device alone (vLLM and SGLang, RowParallelLinear),
   before the sum over devices: with several devices it is two problems, with and without.
-* Attention itself runs in fused kernels, not in GEMMs; MLA's kv_b_proj is called at prefill only. Routed
-  experts are grouped GEMMs: what is left out is reported as a rejected line, once per kind.
+* Layers of a checkpoint of GPTQ, AWQ, compressed-tensors or DeepSeek's blocks are as it stores them:
+  quantised weights beside 16-bit activations, int8 rows, 8-bit floats in rows, tensors or blocks, MXFP4.
+  What has no problem is refused by its name (act-order, NVFP4, settings of single modules); `dtype` bf16
+  tunes the layers unquantised.
+* Attention itself runs in fused kernels, not in GEMMs; MLA's kv_b_proj is called at prefill only.
+* Routed experts are two grouped products a layer, gate and up together, then down, of tokens *
+  num_experts_per_tok rows with uniform routing. Their keys name the tokens, for an export that needs them.
+  `expert_parallel` devices share them, whole ones each: a device then has its own experts' part of all rows.
+  Else `tensor_parallel` devices share each expert, as any MLP. Only unquantised experts of bf16 or fp16
+  without biases are grouped products: others are left out, as is what else is no single GEMM, and reported
+  as a rejected line, once per kind.
 
 A file that is no JSON, or no config.json, is one rejected line. A model whose layers are not known for
 certain, or that the devices do not divide, raises ReadError.
@@ -30,6 +39,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from backends.errors import InvalidProblem, ReadError
+from backends.grouping import TYPES
 from backends.problem import GemmProblem
 from service.formats.core.base import (
     DEFAULTS,
@@ -44,7 +54,8 @@ from service.formats.core.json_text import BadJsonError, BrokenError, Document, 
 from service.formats.model.architectures import architecture_of
 from service.formats.model.dtypes import Types, types_of
 from service.formats.model.fields import Fields, shown
-from service.formats.model.layers import ROW, Linear, Parallel
+from service.formats.model.layers import ROW, Linear, Parallel, RoutedExperts
+from service.formats.vllm.experts import PRODUCTS, ExpertLayer
 
 #: Longest line in bytes, like a document's (json_text.MAX_ITEM): the longest published ones list every layer.
 MAX_DOCUMENT = 2**20
@@ -63,8 +74,10 @@ class ModelConfig:
     """The format's entry in the registry."""
 
     name: str = "model-config"
-    declares: ClassVar[Declaration] = Declaration(options=("tensor_parallel", "tokens", "dtype", "layers"))
-    description: str = "a Hugging Face model's config.json: its linear layers' GEMMs, sharded as vLLM does"
+    declares: ClassVar[Declaration] = Declaration(
+        options=("tensor_parallel", "tokens", "dtype", "layers", "expert_parallel", "top_k")
+    )
+    description: str = "a Hugging Face model's config.json: the GEMMs of its layers, sharded as vLLM does"
     example: str = (
         '{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4096,'
         '"intermediate_size":14336,"num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,'
@@ -121,13 +134,17 @@ def _is_config(value: object) -> bool:
 
 def _layers(document: Fields, options: ReadOptions) -> Iterator[Entry | Rejected]:
     architecture, text = architecture_of(document)
-    tp = Parallel(options.tensor_parallel)
+    tp = Parallel(options.tensor_parallel, options.expert_parallel)
     types = types_of(document, text, architecture, options.dtype)
     model = architecture.layers(text, tp)
     linears = [one for linear in model.linears for one in _ways(linear, options.layers)]
     for linear in linears:
         types.check(linear, tp)
-    for reason in (*model.left_out, *_towers(document)):
+    if options.expert_parallel > 1 and model.experts is None:
+        raise ReadError(f"expert_parallel {options.expert_parallel}: this model has no routed experts")
+    found = [] if model.experts is None else [_expert_layer(model.experts, types, options)]
+    left_out = [one for one in found if isinstance(one, str)]
+    for reason in (*model.left_out, *left_out, *_towers(document)):
         yield rejected(1, reason)
     for linear in linears:
         for tokens in _tokens(linear, options):
@@ -135,6 +152,39 @@ def _layers(document: Fields, options: ReadOptions) -> Iterator[Entry | Rejected
             made = dict.fromkeys(_problem(types, linear, tokens, bias) for bias in _biases(linear, tp))
             for problem in made:
                 yield Entry(1, problem, linear.name, linear.calls)
+    for layer in found:
+        if model.experts is None or isinstance(layer, str):
+            continue
+        for tokens in dict.fromkeys(options.tokens):
+            for product in PRODUCTS:
+                key = layer.key(product, tokens)
+                yield Entry(1, layer.problem(product, tokens), key, model.experts.calls)
+
+
+def _expert_layer(experts: RoutedExperts, types: Types, options: ReadOptions) -> ExpertLayer | str:
+    """The experts of a device, or why they are no grouped products. Raises ReadError for a layer that cannot
+    be."""
+    top_k = options.top_k if options.top_k is not None else experts.top_k
+    kind = types.own if types.blocks is None else f"block-scaled {types.blocks}"
+    if types.quantised_experts:
+        why = f"are {types.quantised_experts}"
+    elif types.stored is not None:
+        why = "are quantised, as the other layers are"
+    elif experts.bias:
+        why = "have biases"
+    elif kind not in TYPES:
+        why = f"are {kind}"
+    elif top_k is None:
+        why = "have no num_experts_per_tok in the config.json: write it there, or give top_k"
+    else:
+        return ExpertLayer(
+            experts.experts, experts.size, experts.hidden, top_k, experts.expert_parallel, kind
+        )
+    return (
+        f"the routed experts of {experts.calls} layers ({experts.experts} of intermediate size "
+        f"{experts.size} on a device) {why}; grouped products are of {' or '.join(TYPES)} without biases: "
+        "they are left out"
+    )
 
 
 def _ways(linear: Linear, layers: str) -> list[Linear]:

@@ -1,9 +1,9 @@
-"""The types in which a model's linear layers are computed: its own, or 8-bit floats with a scale per block.
+"""The types in which a model's linear layers are computed: its own, or as a quantised checkpoint stores them.
 
-A checkpoint's own type is `torch_dtype` or `dtype`. Only two quantisations have a known effect on every
-device. DeepSeek's blocks (quant_method fp8, weight_block_size [128, 128]) have fp32 scales per 1 x 128 block
-of activations and per 128 x 128 block of weights; the output has the checkpoint's own type, and a bias is
-added afterwards. gpt-oss's MXFP4 applies to its experts only. Routers and logits are not quantised.
+A checkpoint's own type is `torch_dtype` or `dtype`. Checkpoints of GPTQ, AWQ and compressed-tensors are read
+by stored.py. DeepSeek's blocks (quant_method fp8, weight_block_size [128, 128]) have fp32 scales per 1 x 128
+block of activations and per 128 x 128 block of weights; the output has the checkpoint's own type, and a bias
+is added afterwards. gpt-oss's MXFP4 applies to its experts only. Routers and logits are not quantised.
 
 Source: vLLM, vllm/model_executor/layers/quantization/fp8.py, mxfp4.py and utils/fp8_utils.py
 (validate_fp8_block_shape).
@@ -19,6 +19,7 @@ from backends.problem import GemmProblem, from_linear
 from service.formats.model.architectures import Architecture
 from service.formats.model.fields import INSTEAD, Fields, shown
 from service.formats.model.layers import COLUMN, ROW, Linear, Parallel
+from service.formats.model.stored import METHODS, Stored, left_as_they_were, stored_of
 
 #: Unquantised types that may be requested; a checkpoint's own type is one of them.
 PLAIN = ("bf16", "fp16", "fp32", "tf32")
@@ -40,13 +41,21 @@ _ELSEWHERE = ("visual", "vision_tower", "vision_model", "multi_modal_projector",
 
 @dataclass(frozen=True)
 class Types:
-    """`own` is the model's type; `blocks` is the 8-bit float of block-scaled layers, if there are any."""
+    """`own` is the model's type; `blocks` is the 8-bit float of block-scaled layers, if there are any;
+    `stored` how another quantisation stores layers; `quantised_experts` is the type of routed experts that
+    alone are quantised."""
 
     own: str
     blocks: str | None = None
+    stored: Stored | None = None
+    quantised_experts: str = ""
 
     def check(self, linear: Linear, tp: Parallel) -> None:
         """Raises ReadError if sharding or fusing the layer would cut a block of scaled weights."""
+        if self.stored is not None and not linear.plain:
+            self.stored.check(
+                linear, tp, f"give a smaller tensor_parallel, or {_ADVICE.removeprefix('give ')}"
+            )
         if self.blocks is None or linear.plain:
             return
         shared = tp.devices > 1
@@ -63,6 +72,8 @@ class Types:
 
     def problem(self, linear: Linear, tokens: int, bias: bool) -> GemmProblem:
         """One call of the layer. Raises InvalidProblem for sizes out of a problem's range."""
+        if self.stored is not None and not linear.plain:
+            return self.stored.problem(linear, tokens, self.own, bias)
         if self.blocks is not None and not linear.plain:
             return from_linear(
                 tokens, linear.n, linear.k, self.blocks, dtype_d=self.own,
@@ -84,7 +95,12 @@ def types_of(document: Fields, text: Fields, architecture: Architecture, asked: 
             raise ReadError(f"dtype {kind} is how no layer of this model is stored; {_ADVICE}")
         return Types(_own(document, text))
     if method == "mxfp4" and "mxfp4" in architecture.quantised and kind is None:
-        return Types(_own(document, text, "bf16"))
+        return Types(_own(document, text, "bf16"), quantised_experts="mxfp4")
+    if method in METHODS and "fp8" in architecture.quantised:
+        own = _own(document, text)
+        for field in ("modules_to_not_convert", "ignore"):
+            left_as_they_were(quantised, field, text, _ADVICE, _is_elsewhere)
+        return Types(own, stored=stored_of(quantised, text, own, kind, _ADVICE))
     if method != "fp8" or "fp8" not in architecture.quantised:
         raise ReadError(
             f"{quantised.name('quant_method')} {shown(method)} is not supported for {architecture.name}"

@@ -61,9 +61,22 @@ class Linear:
 
 @dataclass(frozen=True)
 class Parallel:
-    """Tensor parallelism: `devices` share each layer."""
+    """Tensor parallelism: `devices` share each layer. `expert_devices` share the routed experts, whole ones
+    each (expert parallelism)."""
 
     devices: int
+    expert_devices: int = 1
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices that share one expert: those of its tensor parallelism that expert parallelism leaves, as
+        vLLM (all of a layer's devices) and SGLang (any divisor of them) do. Raises ReadError."""
+        if self.devices % self.expert_devices and self.expert_devices % self.devices:
+            raise ReadError(
+                f"expert_parallel {self.expert_devices} and tensor_parallel {self.devices}: one must divide "
+                "the other"
+            )
+        return max(1, self.devices // self.expert_devices)
 
     def share(self, size: int, what: str) -> int:
         """One device's share of `size`. Raises ReadError, which calls it `what`, if it cannot be divided."""
@@ -211,6 +224,37 @@ def delta_net(fields: Fields, tp: Parallel, calls: int, *, separate: bool) -> li
         ),
         Linear("out_proj", (hidden,), value, calls, ROW),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """The routed experts of `calls` layers: each runs two grouped products a forward pass. `experts` and
+    `size` are a device's, where `expert_parallel` devices share them. `bias`: the experts have biases, which
+    no grouped product has. `top_k`: None where the file does not say it."""
+
+    experts: int
+    size: int
+    hidden: int
+    top_k: int | None
+    expert_parallel: int
+    calls: int
+    bias: bool = False
+
+
+def routed_experts(
+    hidden: int, count: int, size: int, what: str, top_k: int | None, tp: Parallel, calls: int, *,
+    bias: bool = False,
+) -> RoutedExperts:  # fmt: skip
+    """A device's share of the routed experts: whole ones where devices share them, else a part of each;
+    `what` is the config's name of `size`. Raises ReadError if they cannot be shared."""
+    shards = tp.expert_shards
+    if count % tp.expert_devices:
+        raise ReadError(
+            f"{count} experts cannot be divided among {tp.expert_devices} devices; give an expert_parallel "
+            "that divides them"
+        )
+    mine = Parallel(shards).share(size, what)
+    return RoutedExperts(count // tp.expert_devices, mine, hidden, top_k, tp.expert_devices, calls, bias)
 
 
 def router(hidden: int, experts: int, calls: int, *, bias: bool = False, name: str = "gate") -> Linear:

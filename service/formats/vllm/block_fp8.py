@@ -10,6 +10,7 @@ One JSON file a weight, block shape and device; what it is about stands in its n
 x and one for 128 x 128 elements of w. A key is M; the framework takes the entry whose M is nearest. The file
 has no times. It does not say the output's type either: both frameworks serve such models in bf16.
 
+A file whose name begins with E= is one of the fused mixture of experts, read as [fused-moe](#fused-moe).
 A whole folder is read at once where each file follows a line with its name, as `tail -v -n +1 N=*.json`
 prints them: `==> N=2048,K=4096,....json <==`.
 
@@ -24,7 +25,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import ClassVar
 
 from backends.errors import InvalidProblem, ReadError
@@ -45,12 +45,12 @@ from service.formats.core.base import (
     rejected,
 )
 from service.formats.core.json_text import BadJsonError, BrokenError, Document
+from service.formats.vllm import fused_moe
+from service.formats.vllm.beside import is_config, told_by
+from service.formats.vllm.files import BadEntryError, Files, UnreadError
+from service.formats.vllm.parameters import kernel_fault
 
 FAMILY = "triton-block-fp8"
-#: The parameters of every entry, in the order in which vLLM and SGLang write them.
-PARAMETERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
-#: The parameters that Triton also takes on AMD devices, and refuses on others.
-HIP_PARAMETERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 #: Elements of k that share a scale. The kernel applies one scale per step, so a step may not span two.
 BLOCK = 128
 
@@ -59,11 +59,9 @@ _NAME = re.compile(
     r"N=([0-9]{1,19}),K=([0-9]{1,19}),device_name=([^,=/\[\]]{1,100}),dtype=([A-Za-z0-9_]{1,40}),"
     r"block_shape=\[([0-9]{1,9}), ?([0-9]{1,9})\]\.json"
 )
-_EXPERTS = re.compile(r"E=[0-9]+,N=[0-9]+,")
-_BANNER = re.compile(r"[ \t]*==> (.{1,1000}) <==[ \t]*")
 _SEEN = re.compile(
     rb"(?:\xef\xbb\xbf)?[ \t\r\n]*"
-    rb"(?:==> [^\r\n=]{0,1000}(?:N=[0-9]{1,19},K|E=[0-9]{1,19},N)=[0-9]{1,19},"
+    rb"(?:==> [^\r\n=]{0,1000}N=[0-9]{1,19},K=[0-9]{1,19},"
     rb"device_name=[^\r\n<]{1,300}\.json <=="
     rb'|\{[ \t\r\n]*"(?:[0-9]{1,19}|triton_version)"[ \t\r\n]*:[ \t\r\n]*'
     rb'(?:"[^"\r\n]{1,40}"[ \t\r\n]*,[ \t\r\n]*"[0-9]{1,19}"[ \t\r\n]*:[ \t\r\n]*)?'
@@ -78,18 +76,9 @@ _RADEON = re.compile(r"AMD_Radeon_.*[0-9]")
 #: Claims, and problems, that are cached.
 _REMEMBERED = 4096
 _EXPERTS_TOLD = (
-    "a configuration of the fused mixture-of-experts kernel: gemmtune has no grouped problem, and what is "
-    "fastest for the experts together says nothing of one GEMM"
+    "a configuration of the fused mixture of experts: name the file E=..,N=..,device_name=..json, as the "
+    "framework does"
 )
-_Lines = Iterator[tuple[int, str] | Rejected]
-
-
-class _UnreadError(Exception):
-    """A file cannot be read at all; the message is the reason."""
-
-
-class _BadEntryError(Exception):
-    """One entry is left out; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ class BlockFp8:
     """The format's entry in the registry of readers."""
 
     name: str = "block-fp8"
-    declares: ClassVar[Declaration] = Declaration(options=("file_name",))
+    declares: ClassVar[Declaration] = Declaration(options=("file_name", *fused_moe.OPTIONS))
     description: str = "vLLM's and SGLang's block-fp8 configurations, N=..,K=..,device_name=..,....json"
     example: str = (
         f"==> {_EXAMPLE_NAME} <==\n"
@@ -120,15 +109,22 @@ class BlockFp8:
         entry ends. Raises ReadError if neither `options.file_name` nor a line names the file, and for a file
         that is not one of block-fp8."""
         known = _Known()
-        for start, name, rest in _Files(decode_lines(lines)):
+        for start, name, rest in Files(decode_lines(lines)):
             if isinstance(start, Rejected):
                 yield start
                 continue
             try:
-                about = _About.of(options.file_name if name is None else name)
+                if is_config(name):
+                    options = told_by(Document(rest, start), options)
+                    continue
+                shown = options.file_name if name is None else name
+                if fused_moe.is_named(shown):
+                    yield from fused_moe.entries(shown, Document(rest, start), options)
+                    continue
+                about = _About.of(shown)
                 yield about.header
                 yield from _entries(_Memory(about, known), Document(rest, start))
-            except _UnreadError as error:
+            except UnreadError as error:
                 if name is None:
                     raise ReadError(str(error)) from None
                 yield rejected(start, error, name)
@@ -137,48 +133,6 @@ class BlockFp8:
 
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-class _Files:
-    """The files of a stream: (line at which the text starts, name, lines). Finish a file before asking for
-    the next one, which skips what is left of it. The name is None for text before the first line with a name.
-    A rejected line before any text is yielded as a file of its own."""
-
-    def __init__(self, lines: _Lines) -> None:
-        self._lines = lines
-        self._next: tuple[int, str] | None = None
-        self._name: str | None = None
-
-    def __iter__(self) -> Iterator[tuple[int | Rejected, str | None, _Lines]]:
-        for line in self._lines:
-            if isinstance(line, Rejected):
-                yield line, None, iter(())
-            elif line[1].strip():
-                named = _BANNER.fullmatch(line[1])
-                if named is not None:
-                    self._next = (line[0], named[1])
-                else:
-                    yield line[0], None, chain((line,), self._rest())
-                break
-        while True:
-            for _ in self._rest():  # the lines that a broken file left
-                pass
-            if self._next is None:
-                return
-            (at, name), self._next = self._next, None
-            # The line with the name counts as an empty line of the file, so that line numbers stay right.
-            yield at, name, chain(((at, ""),), self._rest())
-
-    def _rest(self) -> _Lines:
-        """The lines up to the next name."""
-        if self._next is not None:
-            return
-        for line in self._lines:
-            named = None if isinstance(line, Rejected) else _BANNER.fullmatch(line[1])
-            if named is not None and not isinstance(line, Rejected):
-                self._next = (line[0], named[1])
-                return
-            yield line
 
 
 @dataclass(frozen=True)
@@ -194,29 +148,27 @@ class _About:
 
     @classmethod
     def of(cls, name: str) -> _About:
-        """Parses a file's name. Raises _UnreadError."""
+        """Parses a file's name. Raises UnreadError."""
         name = re.split(r"[/\\]", name)[-1]
         shown = printable(name)
-        if _EXPERTS.match(name):
-            raise _UnreadError(f"{shown} is {_EXPERTS_TOLD}")
         match = _NAME.fullmatch(name)
         if match is None:
             wrong = f"the name '{shown}' does not say" if name else "no name says"
-            raise _UnreadError(
+            raise UnreadError(
                 f"{wrong} the N, K, device, type and block shape of these block-fp8 configurations; name the "
                 f"file as the framework looks it up, such as {_EXAMPLE_NAME}"
             )
         n, k, device_name, dtype, block_n, block_k = match.groups()
         if dtype != "fp8_w8a8":
-            raise _UnreadError(f"{shown} is of dtype {dtype}: only fp8_w8a8 is read")
+            raise UnreadError(f"{shown} is of dtype {dtype}: only fp8_w8a8 is read")
         if (int(block_n), int(block_k)) != (BLOCK, BLOCK):
-            raise _UnreadError(
+            raise UnreadError(
                 f"{shown} has scales for blocks of {int(block_n)} x {int(block_k)}: only {BLOCK} x {BLOCK} "
                 "can be expressed"
             )
         for size, label in ((n, "N"), (k, "K")):
             if not 1 <= int(size) <= MAX_SIZE:
-                raise _UnreadError(f"{shown}: {label} must be from 1 to {MAX_SIZE}")
+                raise UnreadError(f"{shown}: {label} must be from 1 to {MAX_SIZE}")
         said = {"N": str(int(n)), "K": str(int(k)), "device_name": device_name, "dtype": dtype}
         storage, arch = _storage(device_name)
         return cls(int(n), int(k), device_name, storage, arch, Header(said))
@@ -224,13 +176,13 @@ class _About:
 
 def _storage(device_name: str) -> tuple[str, str]:
     """The 8-bit float that vLLM and SGLang use on the device, and its arch if the name shows it ("" if not).
-    Both use FNUZ if the arch's name contains gfx94 (is_fp8_fnuz), else OCP. Raises _UnreadError."""
+    Both use FNUZ if the arch's name contains gfx94 (is_fp8_fnuz), else OCP. Raises UnreadError."""
     if _FNUZ.match(device_name):
         return "fp8_e4m3_fnuz", "gfx942"
     if _OCP.match(device_name):
         return "fp8_e4m3", "gfx950"
     if "AMD" in device_name.upper() and _RADEON.match(device_name) is None:
-        raise _UnreadError(
+        raise UnreadError(
             f"device {printable(device_name)} may be one that computes in the FNUZ formats (MI300) or one "
             "that does not: put the product's full name into the file's name, such as AMD_Instinct_MI300X"
         )
@@ -241,7 +193,7 @@ def _storage(device_name: str) -> tuple[str, str]:
 
 
 def _entries(memory: _Memory, document: Document) -> Iterator[Found]:
-    """The members of one file's object. Raises BrokenError, and _UnreadError for another kernel's file."""
+    """The members of one file's object. Raises BrokenError, and UnreadError for another kernel's file."""
     document.take("{")
     if document.peek() == "}":
         document.take("}")
@@ -258,13 +210,13 @@ def _entries(memory: _Memory, document: Document) -> Iterator[Found]:
 
 def _entry(memory: _Memory, document: Document, key: str) -> Entry | Rejected:
     if key == "triton_version":
-        raise _UnreadError(f"triton_version stands in the file: this is {_EXPERTS_TOLD}")
+        raise UnreadError(f"triton_version stands in the file: this is {_EXPERTS_TOLD}")
     try:
         value = document.value()
         problem, claim = memory.read(key, value)
     except BrokenError:
         raise
-    except (_BadEntryError, BadJsonError, InvalidProblem) as error:
+    except (BadEntryError, BadJsonError, InvalidProblem) as error:
         return rejected(document.line, error, key)
     return Entry(document.line, problem, "", claim=claim)
 
@@ -286,14 +238,14 @@ class _Memory:
     _seen: set[int] = field(default_factory=set)
 
     def read(self, key: str, value: object) -> tuple[GemmProblem, Claim]:
-        """Raises _BadEntryError or InvalidProblem."""
+        """Raises BadEntryError or InvalidProblem."""
         if _M.fullmatch(key) is None or not 1 <= int(key) <= MAX_SIZE:
-            raise _BadEntryError(
+            raise BadEntryError(
                 f"key {printable(key, 40)!r} is no M: it must be a whole number from 1 to {MAX_SIZE}"
             )
         m = int(key)
         if m in self._seen:
-            raise _BadEntryError(f"M {m} stands twice; the framework takes the last, so give it once")
+            raise BadEntryError(f"M {m} stands twice; the framework takes the last, so give it once")
         claim = self._claim(value)
         problem = self._problem(m, self.about.n, self.about.k, self.about.dtype)
         self._seen.add(m)
@@ -310,7 +262,7 @@ class _Memory:
 
     def _claim(self, value: object) -> Claim:
         if not isinstance(value, dict):
-            raise _BadEntryError("an entry must be an object of the kernel's parameters")
+            raise BadEntryError("an entry must be an object of the kernel's parameters")
         claims, plain = self._known.claims, (self.about.arch, *value.items())
         # true would match a cached 1, and a list cannot be hashed: both are refused below.
         whole = all(type(part) is int for part in value.values())
@@ -318,7 +270,7 @@ class _Memory:
         if claim is None:
             fault = parameters_fault(value)
             if fault is not None:
-                raise _BadEntryError(fault)
+                raise BadEntryError(fault)
             if len(claims) >= _REMEMBERED:
                 claims.clear()
             solution = Solution(FAMILY, 1, dict(value))
@@ -326,6 +278,12 @@ class _Memory:
                 solution, None, arch=self.about.arch, product=self.about.device_name
             )
         return claim
+
+
+def weight_of(name: str) -> tuple[int, int, str]:
+    """N, K and the 8-bit float of the weight that a file's name is about. Raises UnreadError."""
+    about = _About.of(name)
+    return about.n, about.k, about.dtype
 
 
 def block_problem(m: int, n: int, k: int, dtype: str) -> GemmProblem:
@@ -337,21 +295,10 @@ def block_problem(m: int, n: int, k: int, dtype: str) -> GemmProblem:
 
 def parameters_fault(parameters: Mapping[str, object]) -> str | None:
     """Why the kernel cannot run with these parameters or would compute something else; None if it can."""
-    missing = [name for name in PARAMETERS if name not in parameters]
-    if missing:
-        return f"{', '.join(missing)} is missing"
-    for name, value in parameters.items():
-        if name not in PARAMETERS and name not in HIP_PARAMETERS:
-            if name == "SPLIT_K":
-                return f"SPLIT_K is a parameter of {_EXPERTS_TOLD}"
-            known = ", ".join((*PARAMETERS, *HIP_PARAMETERS))
-            return f"{printable(name, 40)!r} is no parameter of the block-fp8 kernel; its parameters: {known}"
-        least = 0 if name in HIP_PARAMETERS or name == "num_stages" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            return f"{name} must be a whole number from {least} to {2**31 - 1}"
-        if (name.startswith("BLOCK_SIZE_") or name == "num_warps") and value & (value - 1):
-            return f"{name} is {value}; Triton takes powers of two"
-    step = parameters["BLOCK_SIZE_K"]
-    if isinstance(step, int) and BLOCK % step:
+    if "SPLIT_K" in parameters:
+        return f"SPLIT_K is a parameter of {_EXPERTS_TOLD}"
+    fault = kernel_fault(parameters, "the block-fp8 kernel")
+    step = parameters.get("BLOCK_SIZE_K")
+    if fault is None and isinstance(step, int) and BLOCK % step:
         return f"BLOCK_SIZE_K is {step}; the kernel applies one scale a step, so it must divide {BLOCK}"
-    return None
+    return fault

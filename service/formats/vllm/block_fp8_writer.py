@@ -16,7 +16,6 @@ Source: as block_fp8.py says.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -38,18 +37,13 @@ from service.formats.core.tar_text import closing, member
 from service.formats.vllm.block_fp8 import (
     BLOCK,
     FAMILY,
-    HIP_PARAMETERS,
-    PARAMETERS,
     block_problem,
     parameters_fault,
 )
+from service.formats.vllm.device_name import DEVICE_NAME, product_of
+from service.formats.vllm.parameters import HIP_PARAMETERS, PARAMETERS, entry_text, file_text
 
 _TARGETS = (EXPORT_TARGETS["block-fp8"],)
-#: The validator with the device's name in a file's name.
-DEVICE_NAME = "DEVICE_NAME"
-#: Suffixes that AMD's drivers add to an Instinct's name in a virtual machine.
-_SAME_CHIP = (["vf"], ["hf"])
-_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ()._+-]{0,99}")
 #: The fields of a problem, apart from its sizes, that are the same for every call of the kernel.
 _FORM = attrgetter(
     "batch", "trans_a", "trans_b", "dtype_c", "dtype_d", "compute", "alpha", "beta", "activation", "bias",
@@ -79,7 +73,7 @@ class _BlockFp8:
         """The path of one file in the archive, and its text."""
         entry = dict(zip(PARAMETERS, (16, 64, 128, 16, 4, 3), strict=True))
         solution = Solution(FAMILY, 1, entry)
-        text = _file([_entry(16, solution)])
+        text = file_text([entry_text(16, solution.parameters)])
         return f"{self.path(2048, 4096, 'NVIDIA H200')}\n{text}"
 
     def path(self, n: int, k: int, product: str) -> str:
@@ -105,7 +99,7 @@ class _BlockFp8:
                 f"{', '.join(unknown)} is no validator of {self.name}; its validators: {DEVICE_NAME}"
             )
         rows, options = with_environments(rows, options)
-        return _Archive(self, options, _product(self.stack, options)).write(rows, report)
+        return _Archive(self, options, product_of(self.stack, options)).write(rows, report)
 
 
 @dataclass(frozen=True)
@@ -131,41 +125,6 @@ class SglangBlockFp8(_BlockFp8):
     folder: str = "sglang/srt/layers/quantization/configs"
     separator: str = " "
     steps: tuple[int, ...] = (BLOCK,)
-
-
-# ---- the device's name ---------------------------------------------------------------------------
-
-
-def _product(stack: str, options: ExportOptions) -> str:
-    """The product as the framework's runtime spells it: from the request, else from the newest
-    environment."""
-    given = options.validators.get(DEVICE_NAME)
-    # The driver's names have blanks; a product without a blank was taken from a device class.
-    told = (e.product for e in options.environments if e.device_class == options.device)
-    name = given or next((product for product in told if " " in product), None)
-    if name is None:
-        raise ExportRefused(
-            f"{stack} looks its files up by the device's full name, and no environment of the rows says it: "
-            f"give it as a validator (such as {DEVICE_NAME}:NVIDIA H200)"
-        )
-    if given is not None and " " not in given:
-        name = given.replace("_", " ")  # as file names spell it
-    if _DEVICE.fullmatch(name) is None:
-        raise ExportRefused(f"{DEVICE_NAME} {name[:200]!r} cannot stand in a file's name")
-    if not _same_product(name, options.device.product):
-        raise ExportRefused(
-            f"the target's {DEVICE_NAME} is {name}, but the rows are of {options.device}: what is fastest "
-            "there was not measured"
-        )
-    return name
-
-
-def _same_product(left: str, right: str) -> bool:
-    """Whether two spellings may be one product: AMD Radeon RX 7900 XTX and AMD_Radeon_RX7900XTX, or AMD
-    Instinct MI300X and AMD Instinct MI300X VF, but not NVIDIA H20 and NVIDIA H200."""
-    words = [re.findall("[a-z0-9]+", text.lower()) for text in (left, right)]
-    plain = [(one[:-1] if one[-1:] in _SAME_CHIP else one) if "amd" in one else one for one in words]
-    return "".join(plain[0]) == "".join(plain[1]) != ""
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -196,7 +155,7 @@ class _Archive:
         for (n, k), keyed in sorted(self._files.items()):
             # Of two equally near entries the framework takes the first: the smaller M.
             entries = sorted(keyed.texts(), key=lambda text: int(text.split('"', 2)[1]))
-            piece = member(self.stack.path(n, k, self.product), _file(entries))
+            piece = member(self.stack.path(n, k, self.product), file_text(entries))
             written += len(piece)
             yield piece
         yield closing(written)
@@ -222,7 +181,7 @@ class _Archive:
         if keyed is None:
             what = f"{self.stack.stack} tells entries apart by N, K, M and the device only"
             keyed = self._files[p.m, p.k] = Keyed(report, what)
-        keyed.put(str(p.n), row, _entry(p.n, solution))
+        keyed.put(str(p.n), row, entry_text(p.n, solution.parameters))
 
     def _solution(self, row: ExportRow) -> Solution:
         """The solution to write for the row's M. Raises OmittedError for a row that gives none."""
@@ -262,16 +221,3 @@ class _Archive:
         if step not in self.stack.steps:
             known = ", ".join(str(size) for size in self.stack.steps)
             raise UnnamedError(f"{self.stack.stack} does not run BLOCK_SIZE_K {step} as it is, only {known}")
-
-
-def _entry(m: int, solution: Solution) -> str:
-    """One member of a file's object, as the stacks' own scripts indent it."""
-    order = (*PARAMETERS, *HIP_PARAMETERS)
-    parts = [
-        f'        "{name}": {solution.parameters[name]}' for name in order if name in solution.parameters
-    ]
-    return f'    "{m}": {{\n' + ",\n".join(parts) + "\n    }"
-
-
-def _file(entries: Iterable[str]) -> str:
-    return "{\n" + ",\n".join(entries) + "\n}\n"

@@ -204,6 +204,26 @@ def test_a_block_scaled_layer_is_compared_with_torchs_call_on_hopper() -> None:
     assert (found.name, found.solution.family) == ("torch 2.11.0+cu130", "torch")
 
 
+EXPERTS = from_linear(64, 256, 512, "bf16", groups=8, routing="uniform")
+
+
+def test_a_grouped_product_is_compared_with_torchs_calls_and_with_what_vllm_runs_untuned() -> None:
+    """vLLM chooses by the tokens of a call, which the rows do not tell: both are measured."""
+    here = replace(FULL, libraries={**FULL.libraries, "torch": "2.11.0+cu130", "triton": "3.6.0"})
+    found = CUDA.baselines(EXPERTS, here)
+    assert [(one.name, one.framework) for one in found] == [
+        ("torch 2.11.0+cu130, grouped_mm", True),
+        ("torch 2.11.0+cu130, loop", True),
+        ("vLLM's default fused-MoE configuration for few tokens", False),
+        ("vLLM's default fused-MoE configuration for many tokens", False),
+    ]
+    assert [one.solution.parameters["BLOCK_SIZE_M"] for one in found[2:]] == [16, 64]
+    for one in found:
+        assert CUDA.families()[one.solution.family].illegal(EXPERTS, one.solution, here) is None
+    without = {name: build for name, build in here.libraries.items() if name != "triton"}
+    assert len(CUDA.baselines(EXPERTS, replace(here, libraries=without))) == 2
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(None, 32 * MIB), (0, 0), (MIB, MIB)])
 def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expected: int) -> None:
     (found,) = CUDA.baselines(from_linear(8, 64, 64, "bf16"), BARE, limit)
@@ -239,6 +259,7 @@ def test_families_in_the_order_of_a_search() -> None:
     ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",
+        "triton-fused-moe",
     ]  # fmt: skip
     assert list(found) == [*libraries, *triton, "tile-wgmma-padded", *own]
     assert all(found[name].name == name for name in found)

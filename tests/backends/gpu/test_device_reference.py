@@ -27,11 +27,12 @@ from backends.gpu.units import KERNELS, device_unit
 from backends.kernels.headers import ROOT as HEADERS
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem, from_blas
+from backends.quantisation import unpacked
 from backends.toolchains.emulator import Emulator
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.gpu.null_device import emulated
-from tests.backends.weight_samples import KINDS, SCALES, weights
+from tests.backends.weight_samples import KINDS, SCALES, mxfp4, weights
 from tuners import inputs as tuners_inputs
 from tuners.inputs import Case, operand_distribution, ragged
 from tuners.reference import error_bound, make_reference
@@ -178,7 +179,7 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @needs_gxx
-@pytest.mark.parametrize("kind", [*FLOATS[2:], "int8"])
+@pytest.mark.parametrize("kind", [*FLOATS[2:], "fp8_e8m0", "int8"])
 def test_every_pattern_reads_as_what_it_is(conversions: ctypes.CDLL, kind: str) -> None:
     storage = DTYPES[kind].storage
     patterns = np.arange(2 ** (8 * storage.itemsize), dtype=f"u{storage.itemsize}").view(storage)
@@ -193,6 +194,23 @@ def test_every_pattern_reads_as_what_it_is(conversions: ctypes.CDLL, kind: str) 
         want = patterns.astype(np.float64)
     assert np.array_equal(got, want, equal_nan=True)
     assert np.array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ["fp4_e2m1", "int4", "uint4"])
+def test_every_half_of_a_byte_reads_as_what_it_is(conversions: ctypes.CDLL, kind: str) -> None:
+    stored = np.arange(256, dtype=np.uint8)
+    got = np.empty(512)
+    conversions.widen_all(
+        CODES[kind],
+        ctypes.c_void_p(stored.ctypes.data),
+        ctypes.c_void_p(got.ctypes.data),
+        ctypes.c_longlong(512),
+    )
+    problem = mxfp4(1, 1, 32) if kind == "fp4_e2m1" else weights(1, 8, 128, kind)
+    want = unpacked(problem, stored)
+    assert np.array_equal(got, want)
+    assert np.array_equal(np.signbit(got), np.signbit(want))
 
 
 @needs_gxx
@@ -473,6 +491,20 @@ def test_the_reference_is_numpys_for_every_quantised_weight(
     agrees(reference, device, monkeypatch, weights(3, 136, 384, kind, ldb=392, **how))
     other = {"dtype_a": "fp16", "scale_dtype": "fp32", "bias": "fp16", "beta": 1.0}
     agrees(reference, device, monkeypatch, weights(1, 8, 128, kind, **how, **other), "integers")
+
+
+def test_the_reference_is_numpys_for_mxfp4(
+    reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees(reference, device, monkeypatch, mxfp4(3, 136, 384, ldb=392))
+    agrees(reference, device, monkeypatch, mxfp4(1, 7, 96, dtype_a="fp16", bias="fp16", beta=1.0), "integers")
+
+
+def test_scales_of_powers_of_two_are_the_hosts(reference: GpuReference, device: Any) -> None:
+    dtype = DTYPES["fp8_e8m0"]
+    values = drawn(reference, device, Layout(100, 20, 100, 0, 1, dtype), 7, "scale").astype(np.float64)
+    host = tuners_inputs.draw(np.random.default_rng(0), 2000, dtype, "scale").astype(np.float64)
+    assert set(values) == set(host) == {0.25, 0.5, 1.0, 2.0}
 
 
 @pytest.mark.parametrize(

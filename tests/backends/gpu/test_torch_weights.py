@@ -19,7 +19,7 @@ from backends.quantisation import dequantised, groups_of
 from backends.solution import Solution
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.emulator.test_families import MI300X
-from tests.backends.weight_samples import every_kind, weights
+from tests.backends.weight_samples import every_kind, mxfp4, weights
 from tuners.inputs import host_inputs
 
 CUDA, ROCM = TorchWeights("CUDA"), TorchWeights("ROCm")
@@ -45,6 +45,8 @@ def calls(family: TorchWeights, problem: GemmProblem) -> list[str]:
         (weights(1, 64, 1024, "int8", scale_b="outer"), ["int8pack", "dequantise"]),
         (weights(1, 64, 1024, "int8"), ["dequantise"]),
         (weights(1, 64, 1024, dtype_d="fp32"), []),
+        (mxfp4(1, 64, 1024), ["dequantise"]),
+        (mxfp4(1, 64, 1024, dtype_a="fp16", bias="fp16"), ["dequantise"]),
     ],
 )
 def test_the_calls_that_take_a_problem(problem: GemmProblem, wanted: list[str]) -> None:
@@ -81,6 +83,8 @@ def test_dequantising_is_right(kind: str) -> None:
     def tensor(array: Any) -> Any:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+        if array.dtype.name == "float8_e8m0fnu":
+            return torch.from_numpy(array.view(np.uint8).copy())
         return torch.from_numpy(array.copy())
 
     for p in every_kind(2, 40, 512, dtype_a=kind, scale_dtype=kind):
@@ -95,3 +99,4 @@ def test_dequantising_is_right(kind: str) -> None:
         off = np.abs(buffer.float().numpy() - want)
         unit = DTYPES[kind].unit_roundoff
         assert np.all(off <= 2.1 * unit * np.abs(want) + 1e-30), (p.dtype_a, p.zero_a, p.scale_a)
+        assert not p.mx or not off.any(), "numbers of MXFP4 have two bits"

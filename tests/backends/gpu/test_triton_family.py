@@ -28,7 +28,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import Triton, missing
 from tests.backends.gpu.null_device import ENVIRONMENT as BARE
 from tests.backends.gpu.null_device import NullDevice
-from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, block_scaled
+from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, MOE, block_scaled, grouped
 
 ENVIRONMENT = replace(BARE, libraries={"triton": "3.6.0"})
 BY_NAME = {family.name: family for family in triton_families(Triton())}
@@ -41,6 +41,7 @@ PROBLEM = from_linear(300, 500, 700, "bf16", beta=2.0)
 OF = {
     "triton-block-fp8": block_scaled(300, 512, 640),
     "triton-inductor-mm": from_linear(300, 500, 700, "bf16"),
+    "triton-fused-moe": grouped(300, 512, 640, 5),
 }
 OPERANDS = Operands(0x1000, 0x2000, 0x3000, 0x4000, 0, 1.5, -0.5)
 
@@ -149,17 +150,22 @@ def test_persistent_programs_follow_the_device(device: NullDevice, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("family", "parameters", "values"),
+    ("family", "parameters", "values", "grid"),
     [
         (
             "triton-block-fp8", BLOCKS,
-            [0x2000, 0x1000, 0x4000, 0x7000, 0x6000, 300, 512, 640, 640, 640, 512, 0, 0],
+            [0x2000, 0x1000, 0x4000, 0x7000, 0x6000, 300, 512, 640, 640, 640, 512, 0, 0], 80,
         ),
-        ("triton-inductor-mm", INDUCTOR, [0x2000, 0x1000, 0x4000, 0, 0]),
+        ("triton-inductor-mm", INDUCTOR, [0x2000, 0x1000, 0x4000, 0, 0], 80),
+        # Blocks of 16 rows: 300 rows make at most (300 + 5 * 15) // 16 of five groups.
+        (
+            "triton-fused-moe", MOE,
+            [0x2000, 0x1000, 0x4000, 0x8000, 300, 512, 640, 23, 640, 640, 512, 512 * 640, 0, 0], 23 * 16,
+        ),
     ],
 )  # fmt: skip
 def test_a_frameworks_kernel_is_launched_after_the_one_before(
-    family: str, parameters: dict[str, Any], values: list[int], device: NullDevice, tmp_path: Path
+    family: str, parameters: dict[str, Any], values: list[int], grid: int, device: NullDevice, tmp_path: Path
 ) -> None:
     """The activation is the problem's b and the kernel's a, and so are their scales."""
     one = Solution(family, 1, parameters, "3.6.0")
@@ -168,11 +174,13 @@ def test_a_frameworks_kernel_is_launched_after_the_one_before(
     write(tmp_path / "one.zip", "sm_90", "triton 3.6.0", {MAIN: kernel})
     loaded = BY_NAME[family].load(OF[family], one, tmp_path / "one.zip", device)
     assert (loaded.workspace_bytes, loaded.partial_sums) == (0, 1)
-    operands = Operands(0x1000, 0x2000, 0, 0x4000, 0, 1.0, 0.0, scale_a=0x6000, scale_b=0x7000)
+    operands = Operands(
+        0x1000, 0x2000, 0, 0x4000, 0, 1.0, 0.0, scale_a=0x6000, scale_b=0x7000, offsets=0x8000
+    )
     loaded.bind(operands, 0)()
     (launched,) = device.launches
     assert launched.values == values
-    assert launched.grid == (10 * 8, 1, 1)
+    assert launched.grid == (grid, 1, 1)
     assert not launched.dependent
 
 
@@ -243,6 +251,7 @@ def test_the_first_candidates_compile_within_the_devices_shared_memory(name: str
     problem = {
         "triton-split-k": from_linear(16, 4096, 4096, "bf16"),
         "triton-block-fp8": block_scaled(512, 4096, 4096),
+        "triton-fused-moe": grouped(512, 4096, 4096, 8),
     }.get(name, from_linear(512, 4096, 4096, "bf16"))
     tried = [one for one, _ in zip(family.solutions(problem, ENVIRONMENT), range(3), strict=False)]
     assert len(tried) == 3
@@ -279,6 +288,8 @@ SHAPES = [
     from_linear(257, 513, 1025, "bf16"), from_linear(1, 1, 1, "fp16"),
     from_bmm(500, 32, 32, 32, "fp16"), from_bmm(3, 70, 90, 110, "bf16", stride_b=0),
     from_linear(64, 96, 129, "bf16", alignment=2), from_linear(2048, 2048, 2048, "bf16"),
+    grouped(300, 500, 700, 5), grouped(128, 1536, 2048, 128), grouped(1, 96, 64, 1, "fp16", alignment=2),
+    grouped(4096, 512, 640, 8, routing="skewed"),
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def test_problems_are_of_every_kind() -> None:
     plain = [p for p in found if not p.weight_only and not p.groups]
     kinds = {(p.dtype_a, p.compute) for p in plain}
     assert {p.dtype_a for p in found if p.groups} == {"bf16", "fp16", "fp8_e4m3"}
-    assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8"}
+    assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8", "fp4_e2m1"}
     assert kinds >= {
         ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "fp32"), ("fp32", "tf32"), ("int8", "int32"),
         ("fp8_e4m3", "fp32"),

@@ -14,11 +14,13 @@ from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.grouped import GroupedArgs
 from backends.kernels.oriented_gemm import GemmArgs
+from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
 from backends.packages.launches import Encode, Fill, kernel_argument
 from backends.packages.package import follows_units, operands_of
 from backends.problem import from_linear
 from backends.toolchains.nvrtc import Nvrtc
+from backends.toolchains.triton import missing as triton_missing
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.samples import SM_90
 
@@ -87,6 +89,23 @@ def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_p
     assert row is not None
     assert (row.problem_id, list(row.operands)) == (PROBLEM.id, ["a", "b", "d", "offsets"])
     assert {fill.name for fill in row.launches[0].fills} == set(row.operands)
+
+
+@pytest.mark.skipif(triton_missing() is not None, reason=str(triton_missing()))
+def test_a_bundle_carries_vllms_kernel_too(cache: BinaryCache, tmp_path: Path) -> None:
+    gemmtune = pytest.importorskip("gemmtune")
+    found = environment_of("sm_90")
+    family = TRITON_FAMILIES["triton-fused-moe"]
+    path = tmp_path / "moe.gtb"
+    with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
+        solution = next(iter(family.solutions(PROBLEM, found)))
+        builder.add(describe_row(Measured(PROBLEM, solution, found, _VERDICT), "sm_90", cache))
+        builder.write(path)
+    row = gemmtune.load(path).best(m=64, n=96, k=128, dtype="bf16", trans_b=True, groups=8, routing="skewed")
+    assert row is not None
+    (launch,) = row.launches
+    assert {fill.name for fill in launch.fills} == {"a", "b", "d", "offsets"}
+    assert launch.grid[0] == family.config(PROBLEM, solution.parameters).grid(132)[0]
 
 
 _VERDICT: dict[str, Any] = {

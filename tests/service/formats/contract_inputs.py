@@ -67,6 +67,7 @@ def candidate(family: str, problem: GemmProblem) -> Solution:
 
 
 BLOCK_FP8 = candidate("triton-block-fp8", next(block_scaled(1)))
+FUSED_MOE = candidate("triton-fused-moe", from_linear(8, 64, 64, "bf16", groups=2, routing="uniform"))
 INDUCTOR_MM = candidate("triton-inductor-mm", next(linears(1)))
 
 
@@ -74,7 +75,8 @@ INDUCTOR_MM = candidate("triton-inductor-mm", next(linears(1)))
 class Input:
     """Where a file's rows were measured, what won, for whom the file is written, and which problems it has.
     `streamed`: rows are handed on as they come (other formats hold one row a key until the last).
-    `every_family`: it writes solutions of every family, not only those that a tool can name."""
+    `every_family`: it writes solutions of every family, not only those that a tool can name.
+    `of_candidates`: it chooses among candidates of several rows, which its own suite makes."""
 
     environment: Environment
     winner: Solution
@@ -82,6 +84,7 @@ class Input:
     problems: Problems = linears
     streamed: bool = False
     every_family: bool = False
+    of_candidates: bool = False
 
 
 def written() -> Mapping[str, Input]:

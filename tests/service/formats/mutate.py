@@ -20,7 +20,7 @@ PIECES = (
 )  # fmt: skip
 _NUMBER = re.compile(rb"[0-9]+")
 #: Formats whose problems are worked out of what the file says: their sizes stand in no line.
-DERIVED = ("model-config",)
+DERIVED = ("model-config", "fused-moe", "vllm-log")
 
 
 class WrongAnswer(AssertionError):

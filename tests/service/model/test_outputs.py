@@ -15,11 +15,12 @@ import pytest
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import StorageError
+from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.problem import from_linear
 from backends.solution import Solution
 from service.bundles import Workshop
 from service.formats import ReadOptions, read_file
-from service.formats.core.export import ExportRefused, ExportRow
+from service.formats.core.export import ExportRefused, ExportRow, MeasuredCandidate
 from service.model.outputs import OUTPUTS, output_for
 from service.model.plan import read_model
 from service.model.request import Request, check_folder
@@ -198,3 +199,80 @@ def test_a_header_on_a_cpu(tmp_path: Path) -> None:
         output.check(replace(request, target="cublaslt"))
     assert output.by_torch is False
     assert from_linear(1, 6144, 4096, "bf16").id in written.report.ratios
+
+
+# ---- mixtures of experts ---------------------------------------------------------------------------
+
+
+def experts_asked(folder: Path, model: str = "mixtral-8x7b", name: str = "vllm-moe", **how: Any) -> Request:
+    """A request for a model's experts, as the command makes it."""
+    request = asked(folder)
+    plan = read_model(MODELS / f"{model}.json", ReadOptions("", 2, (1, 16, 1024), **how))
+    return replace(request, plan=plan.of(OUTPUTS[name].products))
+
+
+def measured(request: Request) -> list[ExportRow]:
+    """Rows of the plan's problems with vLLM's own configurations and one that is faster."""
+    few, many = TritonFusedMoe().defaults(made.H200)
+    fast = Solution(few.family, 1, {**few.parameters, "num_stages": 4}, few.build)
+    candidates = tuple(
+        MeasuredCandidate(one, seconds, True) for one, seconds in ((few, 3e-5), (many, 3e-5), (fast, 2e-5))
+    )
+    return rows(request, candidates=candidates)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "member"),
+    [
+        ("vllm-moe", "VLLM_TUNED_CONFIG_FOLDER", "E=8,N=7168,device_name=NVIDIA_H200.json"),
+        (
+            "sglang-moe",
+            "SGLANG_MOE_CONFIG_DIR",
+            "configs/triton_3_6_0/E=8,N=7168,device_name=NVIDIA_H200.json",
+        ),
+    ],
+)
+def test_experts_are_a_folder_that_a_variable_names(
+    name: str, variable: str, member: str, tmp_path: Path
+) -> None:
+    request = experts_asked(tmp_path, name=name)
+    OUTPUTS[name].check(request)
+    here = replace(made.H200, libraries={**made.H200.libraries, "triton": "3.6.0"})
+    found = [replace(row, environment=here) for row in measured(request)]
+    written = OUTPUTS[name].write(request, found)
+    subprocess.run(["sh", "-c", written.lines[0]], check=True)
+    assert written.lines[1] == f"export {variable}={tmp_path / name}"
+    text = json.loads((tmp_path / name / member).read_text())
+    assert list(text) == ["1", "16", "1024"]
+    assert "3 numbers of tokens: 1.500x of what runs without the file" in written.notes[1]
+
+
+def test_only_the_experts_of_a_model_are_for_it(tmp_path: Path) -> None:
+    request = experts_asked(tmp_path)
+    assert {item.problem.groups for item in request.plan.problems} == {8}
+    assert list(request.plan.by_tokens()) == [1, 16, 1024]
+    plan = read_model(MODELS / "mixtral-8x7b.json", ReadOptions("", 1, (1,)))
+    assert not any(item.problem.groups for item in plan.of("linear").problems)
+    assert len(plan.of("all").problems) == len(plan.of("linear").problems) + 2
+    kinds = {name: output.products for name, output in OUTPUTS.items()}
+    assert kinds["vllm-moe"] == "experts"
+    assert kinds["tunableop"] == kinds["vllm"] == "linear", "whose files cannot name grouped products"
+    assert kinds["bundle"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama-3-8b", "this model has none: its layers are dense"),
+        ("deepseek-v3", "this model has none: the routed experts of 58 layers"),
+    ],
+)
+def test_a_model_without_such_experts_is_refused(model: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportRefused, match=words):
+        OUTPUTS["vllm-moe"].check(experts_asked(tmp_path, model))
+
+
+def test_through_a_service_the_export_writes_them(tmp_path: Path) -> None:
+    request = replace(experts_asked(tmp_path), fetch=lambda *_: None)
+    with pytest.raises(ExportRefused, match="gemmtune export vllm-moe --server URL"):
+        OUTPUTS["vllm-moe"].check(request)

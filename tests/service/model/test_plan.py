@@ -65,7 +65,7 @@ def test_some_of_the_problems_keep_their_counts() -> None:
     [
         ({"architectures": ["CobolForCausalLM"], "model_type": "cobol"}, 1, "CobolForCausalLM"),
         ({}, 3, "cannot be divided among 3 devices"),
-        ({"quantization_config": {"quant_method": "awq"}}, 1, "'awq' is not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, 1, "'hqq' is not supported"),
     ],
     ids=["architecture", "devices", "quantisation"],
 )

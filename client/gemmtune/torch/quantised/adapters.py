@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.quantised.form import ZERO_ROWS, WeightError
+from gemmtune.torch.quantised.form import MX_GROUP, MX_SCALES, ZERO_ROWS, WeightError
 from gemmtune.torch.quantised.stored import QuantizedWeight, pack_int4, pack_zeros
 
 #: The element of eight that each nibble of an AWQ word holds, the lowest nibble first.
@@ -202,6 +202,32 @@ def from_awq(qweight: Any, scales: Any, qzeros: Any = None) -> QuantizedWeight:
             )
         zeros = _awq_integers(qzeros).t().contiguous()
     return _unsigned(_awq_integers(qweight).t().contiguous(), scales.t().contiguous(), zeros, 4)
+
+
+def from_mxfp4(blocks: Any, scales: Any, *, expert: int | None = None) -> QuantizedWeight:
+    """Weights of MXFP4 as gpt-oss stores them: uint8 blocks [n, k / 32, 16], two elements to a byte, the even
+    one in the low half, and scales [n, k / 32]. Of experts, [E, n, k / 32, 16] and [E, n, k / 32], `expert`
+    says which. Raises WeightError."""
+    if blocks.dtype is not torch.uint8 or blocks.dim() not in (3, 4) or blocks.shape[-1] != MX_GROUP // 2:
+        raise WeightError(
+            f"blocks is {list(blocks.shape)} of {blocks.dtype}; gpt-oss stores MXFP4 as uint8 "
+            "[N, K / 32, 16], or [E, N, K / 32, 16] for E experts"
+        )
+    if scales.dtype not in MX_SCALES or tuple(scales.shape) != tuple(blocks.shape[:-1]):
+        raise WeightError(
+            f"scales is {list(scales.shape)} of {scales.dtype}; blocks of {list(blocks.shape)} have uint8 "
+            f"scales of {list(blocks.shape[:-1])}"
+        )
+    experts = blocks.shape[0] if blocks.dim() == 4 else None
+    if (experts is None) != (expert is None):
+        has = "one matrix, and has no experts" if experts is None else f"of {experts} experts: give expert="
+        raise WeightError(f"blocks of {list(blocks.shape)} is {has}")
+    if experts is not None and expert is not None:
+        if not 0 <= expert < experts:
+            raise WeightError(f"expert {expert} is not of 0 to {experts - 1}")
+        blocks, scales = blocks[expert], scales[expert]
+    data = blocks.reshape(blocks.shape[0], -1)
+    return QuantizedWeight(data.contiguous(), scales.contiguous()).check()
 
 
 def _awq_integers(words: Any) -> Any:

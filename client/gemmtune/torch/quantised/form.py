@@ -12,7 +12,10 @@ K / group]. The zero point is one of ZERO_POINTS:
     shift    stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
     signed   the 4 bits are a two's complement, from -8 to 7, and z = 0
 
-8-bit integers are int8 [N, K] without a zero point.
+8-bit integers are int8 [N, K] without a zero point. MXFP4 (OCP's microscaling formats) has 4-bit floats
+(e2m1) instead of integers, packed alike, and scales of powers of two, one for each 32 elements of K: uint8
+[N, K / 32], or torch.float8_e8m0fnu, whose byte e is 2^(e - 127). It has no zero point. Scales of that type
+tell it apart.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmtune.errors import GemmtuneError
+from gemmtune.weights import FP4
 
 ZERO_POINTS = ("none", "eight", "uint4", "float", "shift", "signed")
 #: Zero points that are a tensor beside the scales.
@@ -29,6 +33,12 @@ STORED = ("uint4", "float", "shift")
 #: Rows whose 4-bit zero points share a word.
 ZERO_ROWS = 8
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Types of MXFP4's scales, its elements of K that share one, and the scale that is NaN.
+MX_SCALES = (
+    torch.uint8,
+    *(getattr(torch, name) for name in ("float8_e8m0fnu",) if hasattr(torch, name)),
+)
+MX_GROUP, MX_NAN = 32, 255
 
 
 class WeightError(GemmtuneError, ValueError):
@@ -36,8 +46,9 @@ class WeightError(GemmtuneError, ValueError):
 
 
 class Form(NamedTuple):
-    """What tells quantised weights [n, k] apart: `kind` is "uint4", "int4" or "int8", `zero` a zero point as
-    a problem has it, `groups` those of a row, 0 where one scale is for the whole matrix."""
+    """What tells quantised weights [n, k] apart: `kind` is "uint4", "int4", "int8" or "fp4_e2m1" (MXFP4,
+    whose scales are uint8 here), `zero` a zero point as a problem has it, `groups` those of a row, 0 where
+    one scale is for the whole matrix."""
 
     n: int
     k: int
@@ -51,6 +62,11 @@ class Form(NamedTuple):
         """Elements of k that share a scale."""
         return self.k // max(self.groups, 1)
 
+    @property
+    def mx(self) -> bool:
+        """Whether the weights are MXFP4."""
+        return self.kind == FP4
+
 
 def form_of(
     weight: Any, scales: Any, zeros: Any, group_size: int | None, zero_point: str | None, bits: int
@@ -61,9 +77,10 @@ def form_of(
     _check_words(weight, bits)
     packed = 8 // bits
     n, k = int(weight.shape[0]), int(weight.shape[1]) * packed
+    if bits == 4 and scales.dtype in MX_SCALES:
+        return _mxfp4(n, k, scales, zeros, group_size, zero_point)
     zero_point = _zero_point(zeros, zero_point, bits)
-    if scales.dtype not in SCALE_DTYPES:
-        raise WeightError(f"scales are {scales.dtype}; they must be float32, bfloat16 or float16")
+    _check_scales(scales, bits)
     groups = _groups(scales, n, k, group_size, "scales")
     if not scales.is_contiguous():
         raise WeightError("scales must be contiguous: call .contiguous() once, when the weights are loaded")
@@ -73,6 +90,34 @@ def form_of(
     if zero_point == "signed":
         kind, zero_point = "int4", "none"
     return Form(n, k, kind, zero_point, groups, scales.dtype)
+
+
+def _check_scales(scales: Any, bits: int) -> None:
+    if scales.dtype is torch.float8_e4m3fn and bits == 4:
+        raise WeightError(
+            f"scales are {scales.dtype}: NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the "
+            "matrix, is not supported; MXFP4's are uint8 (e8m0), one for each 32 elements of K"
+        )
+    if scales.dtype not in SCALE_DTYPES:
+        raise WeightError(f"scales are {scales.dtype}; they must be float32, bfloat16 or float16")
+
+
+def _mxfp4(n: int, k: int, scales: Any, zeros: Any, group_size: int | None, zero_point: str | None) -> Form:
+    """The form of MXFP4."""
+    if zeros is not None or zero_point not in (None, "none"):
+        given = "zeros" if zeros is not None else f"zero_point {zero_point!r}"
+        raise WeightError(f"{given}: scales of {scales.dtype} are MXFP4's (e8m0), which has no zero point")
+    if k % MX_GROUP or group_size not in (None, MX_GROUP):
+        wrong = f"K {k} is no multiple of that" if k % MX_GROUP else f"group_size is {group_size}"
+        raise WeightError(f"MXFP4 has groups of {MX_GROUP} elements of K, and {wrong}")
+    if tuple(scales.shape) != (n, k // MX_GROUP):
+        raise WeightError(
+            f"scales is {list(scales.shape)}; MXFP4 weights of [{n}, {k}] have scales of "
+            f"[{n}, {k // MX_GROUP}]"
+        )
+    if not scales.is_contiguous():
+        raise WeightError("scales must be contiguous: call .contiguous() once, when the weights are loaded")
+    return Form(n, k, FP4, "none", k // MX_GROUP, MX_SCALES[0])
 
 
 def _check_words(weight: Any, bits: int) -> None:

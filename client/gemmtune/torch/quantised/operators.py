@@ -211,8 +211,9 @@ def linear_w4a16(
     """F.linear(x[..., k], W[n, k], bias[n]) by weights of 4 bits, in x's type.
 
     weight: uint8 [n, k / 2], packed along k, the even element in the low half. scales: [n, k / group_size] of
-    float32, bfloat16 or float16. zeros: none (z = 8), packed int32 [n / 8, k / group_size], or floats like
-    the scales. group_size: -1 for a whole row; by default what the scales' shape says. bias: of x's type.
+    float32, bfloat16 or float16; of uint8 (or float8_e8m0fnu) [n, k / 32] for MXFP4, whose elements are e2m1
+    and which has no zero point. zeros: none (z = 8), packed int32 [n / 8, k / group_size], or floats like the
+    scales. group_size: -1 for a whole row; by default what the scales' shape says. bias: of x's type.
     zero_point: one of ZERO_POINTS (gemmtune.torch.quantised.form), needed for zeros of floats and for others
     than z = 8.
 

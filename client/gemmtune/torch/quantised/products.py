@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gemmtune.problem import GROUPS
 from gemmtune.torch.layouts import DTYPES, NAMES
-from gemmtune.torch.quantised.form import STORED, ZERO_ROWS, Form
+from gemmtune.torch.quantised.form import MX_SCALES, STORED, ZERO_ROWS, Form
 from gemmtune.torch.quantised.stored import dequantized
+from gemmtune.weights import FP4, GROUPS, WEIGHTS
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
@@ -67,8 +67,9 @@ class WeightProduct(NamedTuple):
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""
         form = self.form
-        scale = "tensor" if form.groups == 0 else "row" if form.groups == 1 else _SCALES.get(form.group)
-        scaling = {"b": scale or f"group_{form.group}", "dtype": NAMES[form.scale_dtype]}
+        whole = None if form.mx else {0: "tensor", 1: "row"}.get(form.groups)
+        scale_dtype = "fp8_e8m0" if form.mx else NAMES[form.scale_dtype]
+        scaling = {"b": whole or _SCALES.get(form.group) or f"group_{form.group}", "dtype": scale_dtype}
         if form.zero != "none":
             scaling["zero_b"] = form.zero
         found = {
@@ -83,7 +84,9 @@ def of_row(row: Row) -> WeightProduct | None:
     activation, other scalars, another output type, or weights that are not in the stored form."""
     p = row.canonical
     dtype, scale_dtype = DTYPES.get(p["dtype_b"]), DTYPES.get(p["scale_dtype"] or "")
-    if p["dtype_a"] not in ("uint4", "int4", "int8") or dtype not in (torch.bfloat16, torch.float16):
+    if p["dtype_a"] == FP4:
+        scale_dtype = MX_SCALES[0]
+    if p["dtype_a"] not in WEIGHTS or dtype not in (torch.bfloat16, torch.float16):
         return None
     m, n, k = p["n"], p["m"], p["k"]
     plain = (
@@ -145,7 +148,10 @@ def make(p: WeightProduct, device: Any) -> WeightOperands:
     else:
         weight = whole(0, 256, (form.n, form.k // 2), torch.uint8)
     groups = max(form.groups, 1)
-    scales = (floats(*((form.n, groups) if form.groups else (1,))).abs() + 0.5).to(form.scale_dtype)
+    if form.mx:
+        scales = whole(125, 129, (form.n, groups), torch.uint8)
+    else:
+        scales = (floats(*((form.n, groups) if form.groups else (1,))).abs() + 0.5).to(form.scale_dtype)
     zeros = None
     if form.zero == "uint4":
         zeros = whole(-(2**31), 2**31, (form.n // ZERO_ROWS, groups), torch.int32)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.quantised.form import STORED, ZERO_ROWS, Form, WeightError, form_of
+from gemmtune.torch.quantised.form import MX_GROUP, MX_NAN, STORED, ZERO_ROWS, Form, WeightError, form_of
+from gemmtune.torch.quantised.microscaling import dequantized_mxfp4
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class QuantizedWeight:
         form = self.form
         point = self.zero_point
         if self.bits == 4 and point is None:
-            point = "eight" if self.zeros is None else "uint4"
+            point = "none" if form.mx else "eight" if self.zeros is None else "uint4"
         object.__setattr__(self, "zero_point", point if self.bits == 4 else None)
-        object.__setattr__(self, "group_size", -1 if form.groups < 2 else form.group)
+        object.__setattr__(self, "group_size", -1 if form.groups < 2 and not form.mx else form.group)
 
     @property
     def bits(self) -> int:
@@ -66,6 +67,15 @@ class QuantizedWeight:
     def check(self) -> QuantizedWeight:
         """Looks at every scale and zero point, and returns the weights. Raises WeightError for NaN or
         infinity: such weights are a damaged checkpoint, or scales that overflowed in a smaller type."""
+        if self.form.mx:
+            wrong = (self.scales.view(torch.uint8) == MX_NAN).nonzero()
+            if len(wrong):
+                row, group = (int(one) for one in wrong[0])
+                raise WeightError(
+                    f"scales[{row}, {group}] is {MX_NAN}, one of {len(wrong)} that are NaN, and so are the "
+                    f"{MX_GROUP} weights of each such group: the checkpoint is damaged"
+                )
+            return self
         for name, values in (("scales", self.scales), ("zeros", self.zeros)):
             if values is None or not values.is_floating_point():
                 continue
@@ -131,6 +141,8 @@ def _places(device: Any, dtype: Any) -> Any:
 
 def dequantized(form: Form, weight: Any, scales: Any, zeros: Any, dtype: Any) -> Any:
     """The numbers [n, k] of stored weights, each rounded once to `dtype`."""
+    if form.mx:
+        return dequantized_mxfp4(form, weight, scales, dtype)
     n, k, groups = form.n, form.k, max(form.groups, 1)
     integers = weight if form.kind == "int8" else unpack_int4(weight, form.kind == "int4")
     # Differences of such integers are exact in every type; those with other zero points need fp32.

@@ -28,7 +28,7 @@ from tests.backends.kernels.emulator.host import (
 from tests.backends.kernels.families.test_skinny_ring import WAYS
 from tests.backends.kernels.matrix_cores import wrong_of
 from tests.backends.kernels.samples import SM_90, legal_values
-from tests.backends.weight_samples import every_kind, weights
+from tests.backends.weight_samples import every_kind, mxfp4, weights
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
@@ -127,12 +127,12 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "kS)[(row + from + group) * kScales + of]",
-        "kS)[(row + from + group) * kScales + of * 0]",
+        "families/dequant_ring.h", "reinterpret_cast<const Scale*>(line)[of]",
+        "reinterpret_cast<const Scale*>(line)[of * 0]",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a scale that leaves numbers shrunk": (
-        "families/dequant_ring.h", "kFolded ? 1.0f : kShrunk<T>", "1.0f",
+        "families/dequant_ring.h", "kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>", "1.0f",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "a sign that is not inverted": (
@@ -188,6 +188,7 @@ def test_banks_of_shared_memory(tmp_path: Path) -> None:
         for columns in (1, 2, 4, 8, 16)
         for kind, zero, scale in (("uint4", "eight", "block_1x128"), ("int8", "none", "outer"))
     ]
+    problems += [mxfp4(columns, 40, k) for columns in (1, 8) for k in (1024, 2880)]
     found = [
         FAMILY.config(problem, {**CHOSEN, "tile_k": deep}, SM_90)
         for problem in problems

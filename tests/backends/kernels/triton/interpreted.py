@@ -1,8 +1,9 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
 Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "arch": sm_90 or gfx942,
-"mistake": null or ["function", "text", "wrong text"]}; one line comes back for each: {"wrong": words or "",
-"cases": names}.
+"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups}; one line comes back
+for each: {"wrong": words or "", "cases": names}. With ends a grouped product is computed once with these in
+place of its own, which may lead out of its rows.
 Needs TRITON_INTERPRET=1 and torch.
 """
 
@@ -31,7 +32,7 @@ from backends.errors import DeviceError
 from backends.kernels.triton import configuration
 from backends.kernels.triton.configuration import MAIN, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES
-from backends.kernels.triton.oriented_gemm import POINTERS
+from backends.kernels.triton.oriented_gemm import OPERANDS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -151,7 +152,7 @@ class Interpreted:
         one, found = self._one, layouts(self._one.product.problem)
         product = one.product
         pointers = {}
-        for name in POINTERS:
+        for name in OPERANDS:
             kind = TORCH[product.pointer_type(product.own(name))[1:]]
             if name in found:
                 pointers[name] = _tensor(getattr(operands, name), found[name].bytes, kind)
@@ -218,6 +219,30 @@ def verify(
     return {"wrong": "", "cases": names}
 
 
+def run_with_ends(
+    problem: GemmProblem, solution: Solution, ends: list[int], kernels: SimpleNamespace, here: Environment
+) -> dict[str, Any]:
+    """Whether a grouped product is right for the ends, clamped to its rows, and writes no row beyond the
+    last."""
+    config = FAMILIES[solution.family].config(problem, solution.parameters)
+    m, n, k, groups, rng = problem.m, problem.n, problem.k, problem.groups, np.random.default_rng(1)
+    kind = TORCH[config.product.pointer_type("d")[1:]]
+    rows, weights = (
+        torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in ((n, k), (groups, m, k))
+    )
+    held = {"a": weights.to(kind), "b": rows.to(kind), "offsets": torch.tensor(ends, dtype=torch.int32)}
+    held["d"] = torch.full((n, m), -7.0, dtype=kind)
+    expected, start = torch.full((n, m), -7.0), 0
+    for group, end in enumerate(min(max(end, 0), n) for end in ends):
+        if end > start:
+            expected[start:end] = rows[start:end] @ weights[group].T
+        start = end
+    operands = Operands.at({name: one.data_ptr() for name, one in held.items()}, (1.0, 0.0))
+    Interpreted(config, kernels, here.arch).bind(operands, 0)()
+    wrong = torch.nonzero((held["d"].float() != expected).any(dim=1)).flatten().tolist()
+    return {"wrong": f"rows {wrong} are off" if wrong else "", "cases": ["ends"]}
+
+
 def main() -> None:
     """Answers each line."""
     mend_interpreter()
@@ -230,7 +255,12 @@ def main() -> None:
             problem, solution = GemmProblem.from_dict(asked["problem"]), Solution.from_dict(asked["solution"])
             here, seeds = ENVIRONMENTS[asked["arch"]], asked["seeds"]
             rule = FAMILIES[solution.family].illegal(problem, solution, here)
-            found = {"wrong": rule, "cases": []} if rule else verify(problem, solution, seeds, kernels, here)
+            if rule:
+                found = {"wrong": rule, "cases": []}
+            elif asked["ends"] is not None:
+                found = run_with_ends(problem, solution, asked["ends"], kernels, here)
+            else:
+                found = verify(problem, solution, seeds, kernels, here)
             print(json.dumps(found), flush=True)
 
 

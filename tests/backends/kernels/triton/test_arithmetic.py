@@ -15,7 +15,7 @@ import pytest
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Solution
 from backends.toolchains.triton import missing
-from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, block_scaled
+from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, MOE, block_scaled, grouped
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -84,6 +84,10 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "Inductor's, TN": (from_mm(70, 90, 50, "bf16", trans_a="T"), {**INDUCTOR, "GROUP_M": 1}),
     "Inductor's, TT": (from_mm(70, 90, 50, "fp16", trans_a="T", trans_b="T", alignment=2), INDUCTOR),
     "Inductor's, one row": (from_linear(1, 130, 100, "bf16"), {**INDUCTOR, "BLOCK_M": 16}),
+    "groups": (grouped(70, 90, 100, 5, routing="skewed"), MOE),
+    "groups, empty ones": (grouped(53, 64, 64, 6, "fp16", routing=[0, 20, 0, 1, 32, 0]), MOE),
+    "one row of 33 groups": (grouped(1, 40, 50, 33), {**MOE, "GROUP_SIZE_M": 8}),
+    "one group": (grouped(40, 33, 70, 1, alignment=2), {**MOE, "BLOCK_SIZE_M": 32}),
     "one of each": (from_linear(1, 1, 1, "bf16"), {}),
     "one row": (from_linear(1, 130, 100, "bf16", alignment=2), {"split_k": 2, "swap": True}),
 }  # fmt: skip
@@ -96,15 +100,21 @@ _INTERPRETED = {**os.environ, "TRITON_INTERPRET": "1"}
 Mistake = tuple[str, str, str]
 
 
-def _line(problem: GemmProblem, changed: dict[str, Any], mistake: Mistake | None = None) -> str:
+def _line(
+    problem: GemmProblem,
+    changed: dict[str, Any],
+    mistake: Mistake | None = None,
+    ends: list[int] | None = None,
+) -> str:
     told = {"split_k": "triton-split-k", "flatten": "triton-persistent", "BLOCK_SIZE_M": "triton-block-fp8",
             "BLOCK_M": "triton-inductor-mm"}  # fmt: skip
     family = next((name for parameter, name in told.items() if parameter in changed), "triton-gemm")
-    tile = {} if family in ("triton-block-fp8", "triton-inductor-mm") else TILE
+    family = "triton-fused-moe" if problem.groups else family
+    tile = TILE if family in ("triton-gemm", "triton-split-k", "triton-persistent") else {}
     solution = Solution(family, 1, {**tile, **changed}, "3.6.0")
     asked = {
         "problem": problem.to_dict(), "solution": solution.to_dict(), "seeds": 1, "mistake": mistake,
-        "arch": "gfx942" if problem.dtype_a.endswith("fnuz") else "sm_90",
+        "ends": ends, "arch": "gfx942" if problem.dtype_a.endswith("fnuz") else "sm_90",
     }  # fmt: skip
     return json.dumps(asked) + "\n"
 
@@ -165,9 +175,38 @@ def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
         ("Inductor's, ragged", ("inductor_mm", "left = K -", "left = K + 1 -")),
         ("Inductor's, TN", ("inductor_mm", "at_k[None, :] * STRIDE_AK", "at_k[None, :]")),
         ("Inductor's, NN", ("banded_tile", "index % height", "index % height * 0")),
+        ("groups", ("fused_moe", "left = K -", "left = K + 1 -")),
+        ("groups", ("fused_moe", "(rn < N)[None", "(rn < N + 1)[None")),
+        ("groups", ("rows_of_block", "block - earlier", "block - block")),
+        ("groups, empty ones", ("rows_of_block", "up_to <= block", "up_to < block")),
+        ("one row of 33 groups", ("fused_moe", "group.to(tl.int64) * stride_b", "0")),
     ],
 )
 def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Callable[[str], dict[str, Any]]) -> None:
     """The verification sees what it must see: sources with a mistake planted."""
     wrong = interpreter(_line(*CASES[name], mistake))["wrong"]
     assert "off" in wrong or "outside" in wrong or "changed" in wrong, wrong
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [20, 40, 40, 60], [0, 0, 0, 0], [0, 0, 0, 60], [60, 60, 60, 60], [20, 40, 40, 50],
+        [20, 400, 50, 2**31 - 1], [-5, 20, 20, 61], [-(2**31), 16, 17, 33], [60, 30, 60, 60],
+    ],
+)  # fmt: skip
+def test_ends_that_only_the_device_knows(
+    ends: list[int], interpreter: Callable[[str], dict[str, Any]]
+) -> None:
+    """Whatever the ends are, rows before an end that is within the rows are of its group, and no row beyond
+    the last end is written."""
+    problem = grouped(60, 40, 36, 4)
+    assert interpreter(_line(problem, MOE, ends=ends))["wrong"] == ""
+
+
+def test_a_row_beyond_the_last_end_shows(interpreter: Callable[[str], dict[str, Any]]) -> None:
+    """Written rows that no group has are seen. (The interpreter computes on copies of the operands' size, so
+    writes beyond them cannot be.)"""
+    mistake = "fused_moe", "rows = rm < end", "rows = rm < M"
+    wrong = interpreter(_line(grouped(60, 40, 36, 4), MOE, mistake, [20, 40, 40, 50]))["wrong"]
+    assert wrong == "rows [50, 51, 52, 53, 54, 55] are off"

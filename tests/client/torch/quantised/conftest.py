@@ -39,6 +39,8 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield weights(2, zero="eight", scale_b="outer", dtype="fp16", scale_dtype="fp32"), "dequant-gemv"
     yield weights(2, "int8", scale_b="outer"), "dequant-ring"
     yield weights(2, "int8", scale_b="tensor", scale_dtype="fp32"), "dequant-gemv"
+    yield weights(2, "fp4_e2m1", scale_b="block_1x32", scale_dtype=None), "dequant-ring"
+    yield weights(4, "fp4_e2m1", scale_b="block_1x32", scale_dtype=None, dtype="fp16"), "dequant-gemv"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from gemmtune.torch.quantised.form import Form
@@ -20,8 +21,11 @@ def sample(
     n: int = 32, k: int = 256, *, bits: int = 4, group: int = 128, zero: str | None = "eight",
     scale_dtype: Any = torch.bfloat16, seed: int = 0,
 ) -> QuantizedWeight:  # fmt: skip
-    """Random weights. `group` -1 is a row, 0 one scale for all."""
+    """Random weights. `group` -1 is a row, 0 one scale for all; `zero` "mxfp4" is that form."""
     random = torch.Generator().manual_seed(seed)
+    if zero == "mxfp4":
+        data = torch.randint(0, 256, (n, k // 2), generator=random, dtype=torch.uint8)
+        return QuantizedWeight(data, torch.randint(121, 126, (n, k // 32), generator=random).to(torch.uint8))
     groups = k // group if group > 0 else 1
     shape = (n, groups) if group else (1,)
     scales = (torch.rand(shape, generator=random) / 16 + 0.01).to(scale_dtype)
@@ -41,14 +45,19 @@ def exact(weight: QuantizedWeight) -> Any:
     """The numbers of stored weights in double precision, by the service's reference."""
     form: Form = weight.form
     scale = {0: "tensor", 1: "outer"}.get(form.groups, f"block_1x{form.group}")
+    if form.mx:
+        scale = "block_1x32"
     problem: GemmProblem = from_linear(
         1, form.n, form.k, "bf16", dtype_b=form.kind, scale_b=scale,
-        scale_dtype=_NAMES[form.scale_dtype], zero_b=form.zero,
+        scale_dtype=_NAMES.get(form.scale_dtype), zero_b=form.zero,
     )  # fmt: skip
     zeros = weight.zeros
     if zeros is not None:
         zeros = zeros.numpy().view(np.uint8) if form.zero == "uint4" else zeros.double().numpy()
-    scales = weight.scales.double().numpy().reshape(-1, max(form.groups, 1))
+    if form.mx:
+        scales = weight.scales.view(torch.uint8).numpy().view(ml_dtypes.float8_e8m0fnu)
+    else:
+        scales = weight.scales.double().numpy().reshape(-1, max(form.groups, 1))
     return torch.from_numpy(dequantised(problem, weight.data.numpy(), scales, zeros))
 
 

@@ -33,6 +33,8 @@ STORED: dict[str, tuple[dict[str, Any], int, Any]] = {
     "none, groups of 32": ({"zero": "none", "group": 32}, 2, torch.bfloat16),
     "fp16, a row": ({"group": -1, "scale_dtype": torch.float32}, 2, torch.float16),
     "int8, a row": ({"bits": 8, "group": -1}, 2, torch.bfloat16),
+    "mxfp4": ({"zero": "mxfp4"}, 2, torch.bfloat16),
+    "mxfp4, fp16": ({"zero": "mxfp4"}, 4, torch.float16),
     "int8, one scale": ({"bits": 8, "group": 0, "scale_dtype": torch.float32}, 2, torch.bfloat16),
 }
 

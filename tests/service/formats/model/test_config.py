@@ -47,8 +47,19 @@ def entries(
 
 
 def shapes(parts: Iterable[Entry]) -> dict[str, tuple[int, int, int]]:
-    """Key -> (N, K, count): N is the column-major m of x @ w.T."""
-    return {part.key: (part.problem.m, part.problem.k, part.count) for part in parts}
+    """Key -> (N, K, count) of the linear layers: N is the column-major m of x @ w.T."""
+    linear = (part for part in parts if not part.problem.groups)
+    return {part.key: (part.problem.m, part.problem.k, part.count) for part in linear}
+
+
+def routed(parts: Iterable[Entry]) -> dict[str, tuple[int, int, int, int, int]]:
+    """Key -> (experts, rows, N, K, count) of the routed experts' products."""
+    found = [part for part in parts if part.problem.groups]
+    assert {part.problem.routing for part in found} <= {"uniform"}
+    return {
+        part.key: (part.problem.groups, part.problem.n, part.problem.m, part.problem.k, part.count)
+        for part in found
+    }
 
 
 def left_out(name: str) -> list[str]:
@@ -211,7 +222,8 @@ def test_every_published_model_is_here_and_every_class_but_one() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_layer_by_layer(name: str) -> None:
-    read = entries(config(name), tokens=(5,), dtype="fp16" if name == "gpt2" else None)
+    every = entries(config(name), tokens=(5,), dtype="fp16" if name == "gpt2" else None)
+    read = [part for part in every if not part.problem.groups]
     assert shapes(read) == PUBLISHED[name]
     assert len(read) == len(PUBLISHED[name])
     assert {part.key for part in read if part.problem.bias} == BIASES.get(name, set())
@@ -342,12 +354,18 @@ def test_the_benchmarks_shapes_are_those_of_the_models() -> None:
     ("name", "expected"),
     [
         ("llama-3-8b", []),
-        ("mixtral-8x7b", ["the 8 routed experts of 32 layers (intermediate_size 14336) are grouped GEMMs"]),
+        ("mixtral-8x7b", []),
         (
             "deepseek-v3",
-            ["the 256 routed experts of 58 layers (moe_intermediate_size 2048) are grouped GEMMs"],
+            [
+                "the routed experts of 58 layers (256 of intermediate size 2048 on a device) are "
+                "block-scaled fp8_e4m3; grouped products are of bf16 or fp16 without biases"
+            ],
         ),
-        ("gpt-oss-20b", ["the 32 routed experts of 24 layers (intermediate_size 2880) are grouped GEMMs"]),
+        (
+            "gpt-oss-20b",
+            ["the routed experts of 24 layers (32 of intermediate size 2880 on a device) are mxfp4; grouped"],
+        ),
         ("gemma-3-4b", ["vision_config: only the language model's layers are read"]),
     ],
 )
@@ -355,6 +373,92 @@ def test_what_is_left_out_is_said(name: str, expected: list[str]) -> None:
     reasons = left_out(name)
     assert len(reasons) == len(expected)
     assert all(reason.startswith(start) for reason, start in zip(reasons, expected, strict=True))
+
+
+# ---- routed experts ------------------------------------------------------------------------------
+
+
+def test_routed_experts_are_two_grouped_products() -> None:
+    for name, dtype, size, expected in (
+        ("mixtral-8x7b", None, "E=8,N=14336,top_k=2", ((8, 10, 28672, 4096, 32), (8, 10, 4096, 14336, 32))),
+        ("qwen3-30b-a3b", None, "E=128,N=768,top_k=8", ((128, 40, 1536, 2048, 48), (128, 40, 2048, 768, 48))),
+        # Its first three layers are dense, and each expert layer has a shared expert beside the routed ones.
+        ("deepseek-v3", "bf16", "E=256,N=2048,top_k=8",
+         ((256, 40, 4096, 7168, 58), (256, 40, 7168, 2048, 58))),
+    ):  # fmt: skip
+        read = entries(config(name), tokens=(5,), dtype=dtype)
+        gate_up, down = (f"experts.{product} {size},tokens=5" for product in ("gate_up_proj", "down_proj"))
+        assert routed(read) == dict(zip((gate_up, down), expected, strict=True))
+    plain = entries(config("deepseek-v3"), dtype="bf16")
+    assert shapes(plain)["shared_experts.down_proj"] == (7168, 2048, 58)
+    assert routed(entries(config("llama-3-8b"))) == {}
+
+
+def test_they_are_the_same_however_linear_layers_run() -> None:
+    values = json.dumps(config("mixtral-8x7b")).encode()
+    counts = {}
+    for layers in ("fused", "split", "both"):
+        read = imported(values, layers=layers, tokens=(1,))
+        counts[layers] = [item.count for item in read.problems if item.problem.groups]
+    assert counts == {layers: [32, 32] for layers in counts}
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "experts", "size", "rows"),
+    [(1, 1, 8, 14336, 8), (8, 1, 8, 1792, 8), (8, 8, 1, 14336, 1), (8, 2, 4, 3584, 4), (1, 4, 2, 14336, 2)],
+)
+def test_devices_share_each_expert_or_have_whole_ones(
+    tp: int, ep: int, experts: int, size: int, rows: int
+) -> None:
+    """8 rows of 4 tokens: a device that has some experts has their part of all rows."""
+    lines = [json.dumps(config("mixtral-8x7b")).encode()]
+    told = ReadOptions(tensor_parallel=tp, expert_parallel=ep, tokens=(4,))
+    parts = [part for part in READER.read_told(lines, told) if isinstance(part, Entry)]
+    name = f"E={experts},N={size},top_k=2,tokens=4"
+    assert routed(parts) == {
+        f"experts.gate_up_proj {name}": (experts, rows, 2 * size, 4096, 32),
+        f"experts.down_proj {name}": (experts, rows, 4096, size, 32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "how", "words"),
+    [
+        ("mixtral-8x7b", {}, {"expert_parallel": 3}, "8 experts cannot be divided among 3 devices"),
+        ("mixtral-8x7b", {}, {"tensor_parallel": 4, "expert_parallel": 8, "top_k": 9}, "9 experts (top_k)"),
+        ("mixtral-8x7b", {"num_experts_per_tok": 9}, {}, "a token has 9 experts (top_k), and"),
+        ("mixtral-8x7b", {"num_experts_per_tok": "x"}, {}, "num_experts_per_tok must be a whole number"),
+        ("mixtral-8x7b", {"num_local_experts": 4096}, {}, "a layer of 4096 experts on a device: 1 to 1023"),
+        ("qwen3-30b-a3b", {"moe_intermediate_size": 770}, {"tensor_parallel": 4}, "_size 770"),
+        ("qwen3-30b-a3b", {}, {"tokens": (2**31 - 1,)}, "tokens make no product of experts"),
+        ("llama-3-8b", {}, {"expert_parallel": 2}, "this model has no routed experts"),
+        ("qwen3-30b-a3b", {}, {"tensor_parallel": 4, "expert_parallel": 32, "dtype": "x"}, "dtype 'x'"),
+        ("mixtral-8x7b", {}, {"tensor_parallel": 8, "expert_parallel": 3}, "one must divide the other"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_be_shared(
+    name: str, changed: dict[str, Any], how: dict[str, Any], words: str
+) -> None:
+    lines = [json.dumps(config(name, **changed)).encode()]
+    with pytest.raises(ReadError) as caught:
+        list(READER.read_told(lines, ReadOptions(**{"tokens": (1,), **how})))
+    assert words in str(caught.value)
+
+
+def test_experts_of_an_unknown_number_are_left_out_unless_it_is_given() -> None:
+    values = config("mixtral-8x7b", num_experts_per_tok=...)
+    (reason,) = [part.reason for part in found(values) if isinstance(part, Rejected)]
+    assert "have no num_experts_per_tok in the config.json: write it there, or give top_k" in reason
+    lines = [json.dumps(values).encode()]
+    parts = READER.read_told(lines, ReadOptions(tokens=(1,), top_k=2))
+    assert len(routed(part for part in parts if isinstance(part, Entry))) == 2
+
+
+def test_experts_with_biases_or_in_single_precision_are_left_out() -> None:
+    for name, dtype, words in (("gpt-oss-20b", "bf16", "have biases"), ("mixtral-8x7b", "fp32", "are fp32")):
+        parts = found(config(name), dtype=dtype)
+        assert any(words in part.reason for part in parts if isinstance(part, Rejected))
+        assert not any(part.problem.groups for part in parts if isinstance(part, Entry))
 
 
 # ---- sharing out ---------------------------------------------------------------------------------
@@ -523,7 +627,7 @@ def test_blocks_of_8_bit_floats() -> None:
 @pytest.mark.parametrize(
     ("name", "quantised", "message"),
     [
-        ("llama-3-8b", {"quant_method": "awq", "bits": 4}, "quantization_config.quant_method 'awq' is"),
+        ("llama-3-8b", {"quant_method": "hqq", "bits": 4}, "quantization_config.quant_method 'hqq' is"),
         ("llama-3-8b", {"bits": 4}, "quantization_config.quant_method None is not supported for Llama"),
         ("llama-3-8b", {"quant_method": "mxfp4"}, "quant_method 'mxfp4' is not supported for Llama"),
         ("gpt-oss-20b", BLOCKS, "quant_method 'fp8' is not supported for GptOss"),
@@ -777,4 +881,5 @@ def test_any_value_of_any_field_is_read_or_refused(name: str, data: st.DataObjec
     options = ReadOptions(tensor_parallel=tp, tokens=(2,), dtype="bf16" if data.draw(st.booleans()) else None)
     parts = read_or_refused([json.dumps(values).encode()], options)
     problems = [part.problem for part in parts if isinstance(part, Entry)]
-    assert all(isinstance(problem, GemmProblem) and problem.n == 2 for problem in problems)
+    assert all(isinstance(problem, GemmProblem) for problem in problems)
+    assert all(problem.n == 2 or problem.groups for problem in problems)

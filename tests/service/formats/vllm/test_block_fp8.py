@@ -119,7 +119,7 @@ def test_a_whole_folder_at_once() -> None:
     assert [item.line for item in imported.claims] == [10, 18, 56, 64]
     (experts, notes, broken) = imported.rejected
     assert (experts.line, experts.text) == (21, "E=8,N=5,device_name=X.json")
-    assert "the fused mixture-of-experts kernel: gemmtune has no grouped problem" in experts.reason
+    assert "E=8,N=5 names a layer of experts" in experts.reason
     assert (notes.line, notes.text) == (41, "notes.txt")
     assert "the name 'notes.txt' does not say the N, K, device" in notes.reason
     assert broken.line == 47
@@ -148,9 +148,9 @@ def test_the_name_of_one_file_is_not_asked_for_where_lines_name_them() -> None:
         (NAME.replace("[128,128]", "[64,64]"), "has scales for blocks of 64 x 64: only 128 x 128 can be"),
         (
             "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json",
-            "mixture-of-experts",
+            "experts of fp8_w8a8: gemmtune has grouped products of bf16 and fp16 only",
         ),
-        ("E=8,N=14336,device_name=NVIDIA_H200.json", "what is fastest for the experts together says nothing"),
+        ("E=8,N=14336,device_name=NVIDIA_H200.json", "give hidden_size (--hidden-size) and top_k (--top-k)"),
         ("\x1b[31m.json", "the name '\\x1b["),
     ],
 )
@@ -264,7 +264,6 @@ def test_detection() -> None:
         "\n\r\n" + BODY,
         json.dumps({"1": CONFIG}),
         f"==> a/{NAME} <==",
-        "==> E=8,N=14336,device_name=NVIDIA_H200.json <==",
         '{"triton_version": "3.4.0", "1": {"BLOCK_SIZE_M": 16}}',
         '{"1":{"num_warps":4',
     ):

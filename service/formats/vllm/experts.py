@@ -1,0 +1,145 @@
+"""A layer of experts as vLLM and SGLang run it on one device, and the names that both give it.
+
+A layer has two products, gate and up together and then down, of rows that are sorted by expert:
+
+    gate_up_proj   x[rows, hidden] w[experts, 2 size, hidden]^T
+    down_proj      x[rows, size]   w[experts, hidden, size]^T
+
+Both frameworks call its sizes E (experts on the device) and N (intermediate size on the device). A token has
+`top_k` rows, in all; where devices share the experts, a device has the rows of its own experts only: on the
+average tokens * top_k / expert_parallel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from backends.errors import InvalidProblem, ReadError
+from backends.grouping import MOST_GROUPS, TYPES
+from backends.problem import GemmProblem, from_linear
+from backends.problem_rules import MAX_SIZE
+from service.formats.core.base import ReadOptions, printable
+
+#: A layer's products.
+GATE_UP, DOWN = PRODUCTS = ("gate_up_proj", "down_proj")
+#: The distribution of rows for which products of files and models are tuned: that of vLLM's own script.
+ROUTING = "uniform"
+_KEY = re.compile(r"experts\.[a-z_]+ E=([0-9]{1,4}),N=([0-9]{1,10}),top_k=([0-9]{1,4}),tokens=([0-9]{1,10})")
+_NAME = re.compile(
+    r"E=([0-9]{1,19}),N=([0-9]{1,19}),device_name=([^,=/\\\[\]]{1,100}?)"
+    r"((?:,[a-z_]{1,40}=(?:\[[0-9, ]{1,40}\]|[A-Za-z0-9_]{1,40}))*)(_down)?\.json"
+)
+_OPTION = re.compile(r",([a-z_]+)=(\[[0-9, ]+\]|[A-Za-z0-9_]+)")
+#: What a file's name looks like.
+EXAMPLE_NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """`experts` experts of intermediate size `size` on a device, for a hidden size of `hidden`. `top_k`:
+    experts of a token, among those of all `expert_parallel` devices. Raises ReadError for sizes that no layer
+    has."""
+
+    experts: int
+    size: int
+    hidden: int
+    top_k: int
+    expert_parallel: int = 1
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.experts <= MOST_GROUPS:
+            raise ReadError(f"a layer of {self.experts} experts on a device: 1 to {MOST_GROUPS} are known")
+        for name, size in (("intermediate size", self.size), ("hidden size", self.hidden)):
+            if not 1 <= size <= MAX_SIZE:
+                raise ReadError(f"the {name} of a layer of experts is from 1 to {MAX_SIZE}, not {size}")
+        every = self.experts * self.expert_parallel
+        if not 1 <= self.top_k <= every:
+            raise ReadError(f"a token has {self.top_k} experts (top_k), and the layer has {every} in all")
+        if self.dtype not in TYPES:
+            raise ReadError(f"grouped products are of {' or '.join(TYPES)}, not {printable(self.dtype, 40)}")
+
+    def rows(self, tokens: int) -> int:
+        """Rows of a device for so many tokens."""
+        return max(1, -(-tokens * self.top_k // self.expert_parallel))
+
+    def problem(self, product: str, tokens: int) -> GemmProblem:
+        """One of the layer's products. Raises ReadError where it has more rows than a problem can."""
+        n, k = (2 * self.size, self.hidden) if product == GATE_UP else (self.hidden, self.size)
+        try:
+            return from_linear(self.rows(tokens), n, k, self.dtype, groups=self.experts, routing=ROUTING)
+        except InvalidProblem as error:
+            raise ReadError(f"{tokens} tokens make no product of experts: {error}") from None
+
+    def key(self, product: str, tokens: int) -> str:
+        """The name of a product, by which an export knows its tokens."""
+        return f"experts.{product} E={self.experts},N={self.size},top_k={self.top_k},tokens={tokens}"
+
+
+@dataclass(frozen=True)
+class KeyedCall:
+    """What a key of ExpertLayer.key() says."""
+
+    experts: int
+    size: int
+    top_k: int
+    tokens: int
+
+    @classmethod
+    def of(cls, key: str) -> KeyedCall | None:
+        """Parses a key; None for another one."""
+        match = _KEY.fullmatch(key)
+        return None if match is None else cls(*(int(part) for part in match.groups()))
+
+
+@dataclass(frozen=True)
+class ExpertFile:
+    """What the name of a configuration's file says. `options`: such as dtype=fp8_w8a8. `down`: SGLang's
+    file for the second product alone."""
+
+    experts: int
+    size: int
+    device_name: str
+    options: tuple[tuple[str, str], ...]
+    down: bool
+
+    @classmethod
+    def of(cls, path: str) -> ExpertFile | None:
+        """Parses the last part of a path; None for a name that is none."""
+        match = _NAME.fullmatch(re.split(r"[/\\]", path)[-1])
+        if match is None:
+            return None
+        experts, size, device, options, down = match.groups()
+        return cls(int(experts), int(size), device, tuple(_OPTION.findall(options)), down is not None)
+
+    def fault(self) -> str | None:
+        """Why the layer's products are none that gemmtune has, or None."""
+        said = dict(self.options)
+        if "dtype" in said or "block_shape" in said or "per_channel_quant" in said:
+            return (
+                f"experts of {said.get('dtype', 'scaled weights')}: gemmtune has grouped products of "
+                f"{' and '.join(TYPES)} only"
+            )
+        unknown = [name for name in said if name != "backend"]
+        return f"{unknown[0]}={said[unknown[0]]} in its name is unknown" if unknown else None
+
+    def layer(self, options: ReadOptions) -> ExpertLayer:
+        """The layer, with what its name does not say from the options. Raises ReadError, which says which
+        one to give."""
+        missing = [
+            text
+            for text, value in (
+                ("hidden_size (--hidden-size)", options.hidden_size), ("top_k (--top-k)", options.top_k),
+            )
+            if value is None
+        ]  # fmt: skip
+        if missing:
+            raise ReadError(
+                f"E={self.experts},N={self.size} names a layer of experts by its experts and their size "
+                f"alone: give {' and '.join(missing)}, or lay the model's config.json beside the file"
+            )
+        return ExpertLayer(
+            self.experts, self.size, options.hidden_size or 0, options.top_k or 0, options.expert_parallel,
+            options.dtype or TYPES[0],
+        )  # fmt: skip
