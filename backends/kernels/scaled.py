@@ -7,6 +7,7 @@ import ctypes
 from dataclasses import dataclass
 
 from backends.environment import Environment
+from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import capability
 from backends.kernels.matrix_core_tile import MATRIX_TYPES, ScaledArgs
@@ -54,6 +55,8 @@ def blocks(p: GemmProblem) -> bool:
 
 def unsupported_bytes(p: GemmProblem) -> str | None:
     """Why no family for 8-bit operands has the problem's types or scales, or None."""
+    if (broken := ungrouped(p)) is not None:
+        return broken
     fp8 = p.dtype_a in FP8 and p.dtype_b in FP8 and p.compute == "fp32"
     if not fp8 and (p.dtype_a, p.dtype_b, p.compute) != ("int8", "int8", "int32"):
         kinds = f"int8 in int32, or {' and '.join(FP8)} in fp32"

@@ -209,6 +209,21 @@ def test_no_other_family_takes_a_grouped_product(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
+@pytest.mark.parametrize("form", [BLOCKS, {**FP8, "scaling": "row"}], ids=["blocks", "rows"])
+def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], backend: Backend) -> None:
+    """Those that multiply 8-bit floats are for one matrix."""
+    grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
+    made = {"cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"}}.get(backend.name, set())
+    environment = HERE[backend.name]
+    for name, family in backend.families().items():
+        assert family.supports(grouped) == (name in made), name
+        if name not in made:
+            takes = family.solutions(plain, environment) if family.supports(plain) else ()
+            own = next(iter(takes), Solution(name, 1, {}))
+            assert family.illegal(grouped, own, environment) is not None, name
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
 def test_defaults_are_the_frameworks(backend: Backend) -> None:
     found = backend.baselines(from_linear(64, 96, 128, "bf16", groups=8), HERE[backend.name])
     families = [one.solution.family for one in found]

@@ -42,6 +42,8 @@ struct GroupedWgmma {
     static constexpr int kPatch = kColumns * kPitch * static_cast<int>(sizeof(D));
     // A stage's scales: of the columns, and of the warpgroups' rows.
     static constexpr int kScales = STAGES * kStage, kStageScales = kBlocks ? BN + 4 : 0;
+    // Arrivals that fill a stage: of the thread that requests its boxes, and of the lanes that copy scales.
+    static constexpr int kFills = kBlocks ? 1 + kWarp : 1;
     static constexpr int kPatches = kScales + STAGES * kStageScales * 4, kBarriers = kPatches + kWorkers * kPatch;
     static constexpr int kTable = kBarriers + 2 * STAGES * 8;
     static constexpr int kSharedBytes = (kTable + Tiles::kBytes + 1023) / 1024 * 1024;
@@ -60,7 +62,7 @@ struct GroupedWgmma {
         if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], kBlocks ? 33 : 1), start_barrier(&empty[stage], kWorkers * CLUSTER);
+                start_barrier(&full[stage], kFills), start_barrier(&empty[stage], kWorkers * CLUSTER);
             started_barriers();
         }
         const int steps = (all.product.gemm.k - 1) / kDeep + 1;
@@ -113,20 +115,18 @@ private:
                 Barrier* const done = &full[ring.stage];
                 char* const to = shared + ring.stage * kStage;
                 wait_phase(&empty[ring.stage], ring.parity);
+                if (!kBlocks || lane_index() == 0) {
+                    expect_bytes(done, kStage);
+                    copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
+                    char* const part = to + kBytesA + rank() * kPart * kMapLine;
+                    const int column = at.start + at.column + rank() * kPart;
+                    if (CLUSTER == 1) copy_box(part, &all.maps[1], step * kDeep, column, 0, done);
+                    else copy_box(part, &all.maps[1], step * kDeep, column, 0, done, (1u << CLUSTER) - 1);
+                }
                 if constexpr (kBlocks) {
                     scales.step(scales_of(shared, ring.stage), step);
                     arrive_after_copies(done);
-                    if (lane_index() != 0) {
-                        ring.advance();
-                        continue;
-                    }
                 }
-                expect_bytes(done, kStage);
-                copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
-                char* const part = to + kBytesA + rank() * kPart * kMapLine;
-                const int column = at.start + at.column + rank() * kPart;
-                if (CLUSTER == 1) copy_box(part, &all.maps[1], step * kDeep, column, 0, done);
-                else copy_box(part, &all.maps[1], step * kDeep, column, 0, done, (1u << CLUSTER) - 1);
                 ring.advance();
             }
         }
