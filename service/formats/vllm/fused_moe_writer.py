@@ -35,6 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from backends.environment import Environment
+from backends.grouping import TYPES
 from backends.kernels.triton.family import LIBRARY
 from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.problem import GemmProblem, from_linear
@@ -392,8 +393,9 @@ class _Archive:
 
 
 def _plain(p: GemmProblem) -> GemmProblem | None:
-    """The problem of its sizes as the frameworks call it; None where its routing is no named one."""
-    if p.routing.partition(",")[0].isdigit():
+    """The problem of its sizes as the frameworks call it; None where its routing is no named one, or its
+    operands have scales."""
+    if p.dtype_a not in TYPES or p.routing.partition(",")[0].isdigit():
         return None
     return from_linear(p.n, p.m, p.k, p.dtype_a, groups=p.groups, routing=p.routing)
 

@@ -258,6 +258,15 @@ def experts(rows: int, n: int, k: int, **changed: Any) -> GemmProblem:
         ([row(experts(2, 28672, 4096, ldd=28680), environment=H200)], "its problem is none of the kernel's"),
         ([row(experts(2, 28672, 4096, dtype_d="fp32"), environment=H200)], "its problem is none of"),
         ([row(experts(2, 28672, 4096, alignment=8), environment=H200)], "its problem is none of"),
+        (
+            [
+                row(
+                    experts(2, 28672, 4096, dtype_a="fp8_e4m3", scale_a="outer", scale_b="outer"),
+                    environment=H200,
+                )
+            ],
+            "its problem is none of the kernel's",
+        ),
         (layer((1,), environment=replace(H200, units=66)), "measured on cuda:sm_90:NVIDIA-H200:66: the file"),
     ],
 )
