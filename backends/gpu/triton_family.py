@@ -199,15 +199,13 @@ def block_fp8_baseline(problem: GemmProblem, environment: Environment) -> Baseli
 
 def fused_moe_baselines(problem: GemmProblem, environment: Environment) -> list[Baseline]:
     """What vLLM and SGLang run for a layer of experts that nobody tuned: one configuration for at most as
-    many tokens as the device has experts, one for more; newer releases choose among six by the tokens. Rows
-    alone do not tell these, so all that they may be of are measured. Empty where the kernel does not run the
-    problem, or Triton is not there."""
+    many tokens as the device has experts, one for more. Rows alone do not tell which, so both are measured.
+    (What newer releases choose among is first in the family's list: a final of all would have little time for
+    each.) Empty where the kernel does not run the problem, or Triton is not there."""
     family = TritonFusedMoe()
     if not environment.libraries.get(LIBRARY) or not family.supports(problem):
         return []
     found = dict(zip(family.defaults(environment), ("few tokens", "many tokens"), strict=True))
-    for solution, words in family.newer_defaults(problem, environment).items():
-        found[solution] = f"{words}, of newer releases"
     return [
         Baseline(f"vLLM's default fused-MoE configuration for {words}", solution)
         for solution, words in found.items()

@@ -76,18 +76,10 @@ class TritonFusedMoe(FrameworkFamily):
         few, many = self.defaults(environment)
         return (few if tokens <= experts else many), self._newer(tokens, experts, environment)
 
-    def newer_defaults(self, problem: GemmProblem, environment: Environment) -> dict[Solution, str]:
-        """What newer releases run untuned for the numbers of tokens that the rows may be of, each with these
-        in words."""
-        found: dict[Solution, str] = {}
-        for top_k in _TOP_K:
-            tokens = -(-problem.n // top_k)
-            most = next(most for most, _ in _NEWER if most is None or tokens <= most)
-            words = f"up to {most} tokens" if most is not None else f"over {_NEWER[-2][0]} tokens"
-            if tokens // problem.groups > _BANDED:
-                words += f", over {_BANDED} an expert"
-            found.setdefault(self._newer(tokens, problem.groups, environment), words)
-        return found
+    def newer_defaults(self, problem: GemmProblem, environment: Environment) -> tuple[Solution, ...]:
+        """What newer releases run untuned for the numbers of tokens that the rows may be of."""
+        tokens = (-(-problem.n // top_k) for top_k in _TOP_K)
+        return tuple(dict.fromkeys(self._newer(one, problem.groups, environment) for one in tokens))
 
     def _newer(self, tokens: int, experts: int, environment: Environment) -> Solution:
         of = next(row for most, row in _NEWER if most is None or tokens <= most)
