@@ -28,10 +28,8 @@
 // PRODUCTS: how a warp multiplies, by mma.sync or, with more columns, by Hopper's wgmma (dequant_wgmma.h).
 #pragma once
 
-#include "device/dequantise.h"
+#include "device/dequant_chunk.h"
 #include "device/epilogue.h"
-#include "device/line_copies.h"
-#include "device/mma.h"
 
 namespace gemmtune {
 
@@ -52,44 +50,22 @@ struct ByWarps {
 template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
           typename PRODUCTS = ByWarps>
 struct DequantRing {
+    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, PRODUCTS>;
     using Args = WeightArgs;
-    using T = typename TYPES::Input;
-    using Scale = typename QUANT::Scale;
-    static constexpr int kTeam = 32 * WARPS_M, kThreads = kTeam * WARPS_K, kMinBlocks = 0;
-    static constexpr int kAll = ROWS * WARPS_M;                               // rows of a block
-    static constexpr int kLane = QUANT::kFloat ? 8 : QUANT::kWide;            // of a lane's elements in a step
-    static constexpr int kStep = 4 * kLane, kSteps = BK / kStep;              // elements of k; steps of a chunk
-    static constexpr int kEights = kLane / 8;
-    static constexpr int kTiles = ROWS / 16, kHalves = (COLUMNS + 7) / 8;     // accumulators down and across
-    static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
-    static constexpr bool kGrouped = QUANT::kGroup != 0;
-    static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
-    static constexpr bool kFolded =
-        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && !QUANT::kFloat && kHalves <= 2 && kSame<T, Bf16>;
-    static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
-    static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
+    using T = typename Chunk::T;
+    using Scale = typename Chunk::Scale;
+    static constexpr int kTeam = Chunk::kTeam, kThreads = kTeam * WARPS_K, kMinBlocks = 0;
+    static constexpr int kAll = Chunk::kAll, kSlot = Chunk::kSlot, kGroup = Chunk::kGroup;
+    static constexpr int kStep = Chunk::kStep, kSteps = Chunk::kSteps, kEights = Chunk::kEights;
+    static constexpr bool kGrouped = Chunk::kGrouped, kAfter = Chunk::kAfter, kFolded = Chunk::kFolded;
+    static constexpr int kTiles = ROWS / 16, kHalves = Chunk::kHalves;  // accumulators down and across
     static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
     // Tiles whose weights are dequantised before activations are read again.
     static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
-    static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
-    static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
-    static constexpr int kScaleBytes = kScales * static_cast<int>(sizeof(Scale));
-    static constexpr int kScalePitch = QUANT::kFloat ? kScaleBytes + 4 : kScaleBytes;  // from a row to the next
-    static constexpr bool kFloatZeros = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
-    // Where the parts of a slot begin: activations, weights, scales, zero points.
-    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScalePitch;
-    static constexpr int kZeroBytes = kFloatZeros ? kAll * kScaleBytes
-                                      : QUANT::kZero == kWords ? kAll / 8 * kScales * 4 : 0;
-    static constexpr int kSlot = (kZ + kZeroBytes + PRODUCTS::kPlace - 1) / PRODUCTS::kPlace * PRODUCTS::kPlace;
     static constexpr int kSumsPitch = kAll + 8, kPart = COLUMNS * kSumsPitch;  // of a team's sums, in floats
     static constexpr int kRings = WARPS_K * SLOTS * kSlot, kParts = WARPS_K * kPart * 4;
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
-    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
-    static_assert(ROWS % 16 == 0 && BK % kStep == 0 && SLOTS >= 2, "whole tiles and steps");
-    static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
-    static_assert(!kGrouped || (BK % kGroup == 0 && kScaleBytes % 4 == 0), "copies are of 4 bytes");
-    static_assert(!QUANT::kFloat || kAfter, "scales of floats multiply sums");
-    static_assert(kGrouped || !QUANT::kStoredZeros, "a row's zero point is constant");
+    static_assert(SLOTS >= 2, "a chunk is read while another arrives");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
     static_assert(!PRODUCTS::kOfWarpgroups || (COLUMNS % 8 == 0 && WARPS_M % 4 == 0), "a team is whole warpgroups");
 
@@ -142,6 +118,9 @@ struct DequantRing {
     }
 
 private:
+    using Copies = typename Chunk::Copies;
+    using Reads = typename Chunk::Reads;
+    using Row = typename Chunk::Row;
     using Sums = float[kTiles][kHalves][4];
 
     static GEMMTUNE_DEVICE void team_barrier(int team) {
@@ -149,193 +128,6 @@ private:
         else if constexpr (WARPS_K == 1) block_barrier();
         else named_barrier_sync<kTeam>(1 + team);
     }
-
-    // A warp copies its own rows of weights, and its share of the team's activations.
-    struct Copies {
-        LineCopies<kWeightBytes, ROWS, 32, 1, kSpread> weights;
-        typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
-        const char *scales, *zeros;  // of the warp's first row
-        const char* end;             // of all scales
-        i64 groups;                  // scales of a row
-        int row, rows, k;            // the warp's first row in the block; its rows that exist
-
-        GEMMTUNE_DEVICE Copies(const Args& all, int first, int member)
-            : weights(static_cast<const char*>(all.gemm.a) + (first + member * ROWS) * all.gemm.lda, all.gemm.lda,
-                      all.gemm.m - first - member * ROWS, lane_index()),
-              inputs(all.gemm.b, all.gemm.ldb * 2, all.gemm.n, member * 32 + lane_index()) {
-            groups = kGrouped ? opaque(all.scale_row) : 0, row = member * ROWS, k = all.gemm.k;
-            const i64 begin = first + row;
-            scales = kGrouped ? static_cast<const char*>(all.scales) + begin * groups * i64(sizeof(Scale)) : nullptr;
-            end = QUANT::kFloat ? static_cast<const char*>(all.scales) + all.scale_bytes : nullptr;
-            zeros = static_cast<const char*>(all.zeros);
-            if (QUANT::kZero == kWords) zeros += begin / 8 * groups * 4;
-            if (kFloatZeros) zeros += begin * groups * i64(sizeof(Scale));
-            const i64 left = all.gemm.m - begin;
-            rows = opaque(static_cast<int>(left < ROWS ? left : ROWS));
-        }
-
-        // Starts this lane's copies of a chunk. Elements beyond the last are zero.
-        GEMMTUNE_DEVICE void chunk(char* slot, int chunk) const {
-            const int left = k - chunk * BK;
-            const i64 a = static_cast<i64>(chunk) * kWeightBytes, b = static_cast<i64>(chunk) * kInputBytes;
-            char* const to = slot + kW + row * kWeightBytes;
-            if (left >= BK) {
-                weights.template run<true>(to, a, kWeightBytes);
-                inputs.template run<true>(slot + kX, b, kInputBytes);
-            } else {
-                weights.template run<false>(to, a, left * QUANT::kBits / 8);
-                inputs.template run<false>(slot + kX, b, left * 2);
-            }
-            if constexpr (kGrouped) {
-                const int there = left < BK ? left / kGroup : kScales;  // groups
-                const int bytes = there * static_cast<int>(sizeof(Scale));
-                const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
-                const i64 at = from * i64(sizeof(Scale));
-                char* const of = slot + kS + row * kScalePitch;
-                if constexpr (QUANT::kFloat) copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
-                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
-                if constexpr (kFloatZeros)
-                    copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
-                if constexpr (QUANT::kZero == kWords)
-                    copy_line_words<kScales * 4, ROWS / 8>(slot + kZ + row / 8 * kScales * 4, zeros, groups * 4,
-                                                           from * 4, rows / 8, there * 4);
-            }
-        }
-    };
-
-    // Where a lane reads in a slot: its row of every eight, its column of every eight.
-    struct Reads {
-        int group, member, weights_at, inputs_at, row;  // row: the warp's first one in the block
-        int scales_at;                                  // of bytes, from a row's first word on
-        unsigned mask;
-        GEMMTUNE_DEVICE Reads(int warp, int k, i64 groups)
-            : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
-              mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
-            const int own = kSpread ? (row + group) * kWeightBytes + member * 4
-                                    : line_place<kWeightBytes>(row + group, member);
-            weights_at = opaque(kW + own);
-            scales_at = QUANT::kFloat ? static_cast<int>(group * groups & 3) : 0;
-            inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
-        }
-
-        GEMMTUNE_DEVICE void weights(const char* slot, int from, int step, unsigned (&out)[4]) const {
-            if constexpr (kSpread) {
-                const int place = (step ^ spread<kWeightBytes>(group)) * 16;
-                out[0] = read_shared<unsigned>(slot + weights_at + place + from * kWeightBytes);
-                return;
-            }
-            const Words all = read_shared<Words>(slot + line_word<kWeightBytes>(weights_at, step) +
-                                                 from * kWeightBytes);
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 4; ++i) out[i] = all.at[i];
-        }
-        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
-        // the lane's pairs, converted. The lanes of a row read the same 16 bytes.
-        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
-            const int line = row + from + group;
-            const auto words = [&](int word) {
-                const int place = word ^ exchanged<kWeightBytes>(group);
-                return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
-            };
-            if constexpr (QUANT::kFloat) {
-                const Words all = words(number);
-                const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
-                unsigned top[4];
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, all.at[i] << 4, all.at[i]);
-                float_pairs<T>(top, out);
-            } else if constexpr (QUANT::kBits == 4) {
-                const Words all = words(number);
-                const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
-                unsigned byte[4];
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, all.at[i], 0);
-                Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
-            } else {
-                const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
-                unsigned raw[4];
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < 2; ++i) {
-                    const Words all = words(number * 2 + i);
-                    raw[i] = permuted<0x5410>(permuted_by(selected, all.at[0], all.at[1]),
-                                              permuted_by(selected, all.at[2], all.at[3]));
-                }
-                raw[2] = raw[3] = 0;
-                Convert<T, 8>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
-            }
-        }
-        // The activations of eight elements of k, from 8 j on in the lane's step.
-        GEMMTUNE_DEVICE void inputs(const char* slot, int half, int step, int j, unsigned (&out)[4]) const {
-            const Words all = read_shared<Words>(slot + line_word<kInputBytes>(inputs_at, step * kEights + j) +
-                                                 half * 8 * kInputBytes);
-            if constexpr (kFolded) {
-                paired(all.at, out);
-            } else {
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) out[i] = all.at[i];
-            }
-        }
-        GEMMTUNE_DEVICE Scale scale(const char* slot, int from, int of) const {
-            const int at = (row + from + group) * (kScalePitch / static_cast<int>(sizeof(Scale))) + of;
-            return reinterpret_cast<const Scale*>(slot + kS)[QUANT::kFloat ? at + scales_at : at];
-        }
-        GEMMTUNE_DEVICE Scale float_zero(const char* slot, int from, int of) const {
-            return reinterpret_cast<const Scale*>(slot + kZ)[(row + from + group) * kScales + of];
-        }
-        GEMMTUNE_DEVICE unsigned whole_zero(const char* slot, int from, int of) const {
-            return reinterpret_cast<const unsigned*>(slot + kZ)[(row + from) / 8 * kScales + of] >> 4 * group & 15u;
-        }
-    };
-
-    // The group of a lane's integers in a step, among those of the chunk.
-    static GEMMTUNE_DEVICE int group_of(const Reads& reads, int step) {
-        return kGroup % kStep == 0 ? step * kStep / kGroup : (step * kStep + reads.member * QUANT::kWide) / kGroup;
-    }
-
-    // A lane's row of weights in a step: raw, with what converts it.
-    struct Row {
-        unsigned raw[4];
-        unsigned whole;         // zero point
-        unsigned zero, scale;   // pairs, where weights are multiplied or have floating-point zero points
-        float factor, offset;   // kGrouped: the scale; kFolded: what is subtracted
-
-        GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int row, int step) {
-            reads.weights(slot, row, step, raw);
-            read_scales(slot, reads, row, group_of(reads, step));
-        }
-        // Of the chunk's group number `of`.
-        GEMMTUNE_DEVICE void read_scales(const char* slot, const Reads& reads, int row, int of) {
-            whole = kConstantZero<QUANT>;
-            if constexpr (QUANT::kZero == kWords) whole = reads.whole_zero(slot, row, of);
-            if constexpr (kFolded) offset = kPower + static_cast<float>(whole);
-            if constexpr (kFloatZeros) {
-                const float z = widen(reads.float_zero(slot, row, of));
-                if constexpr (kFolded) offset += z;
-                else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z / kUnshrunk : z).bits);
-            }
-            if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;
-            if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(factor).bits);
-        }
-
-        GEMMTUNE_DEVICE void convert(unsigned mask, int j, unsigned (&out)[4]) const {
-            if constexpr (kFolded) {
-                lifted_pairs<QUANT::kSigned>(raw, mask, j, out);
-                return;
-            }
-            if constexpr (QUANT::kFloat) return eight_floats<T>(raw[0], out);
-            Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
-            scale_pairs(out);
-        }
-        // What conversion leaves to do: floating-point zero points, and scales that multiply weights.
-        GEMMTUNE_DEVICE void scale_pairs(unsigned (&out)[4]) const {
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 4; ++i) {
-                if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);
-                if constexpr (kGrouped && !kAfter)
-                    out[i] = fma_pair<T>(out[i], scale, QUANT::kZero == kAdded ? zero : PairBits<T>::kMinusZero);
-            }
-        }
-    };
 
     // A chunk's products of kAtOnce tiles, from `first` on. Where there are many sums, a loop keeps the compiler from
     // reading a whole chunk before it uses the first of it.
@@ -408,7 +200,7 @@ private:
     // A chunk's products by warpgroups. The tensor cores multiply while the next weights are converted: registers that
     // an instruction reads or writes are left alone until the wait for all of a run.
     static GEMMTUNE_DEVICE void multiply_together(const char* slot, const Reads& reads, Sums& sum) {
-        const u64 inputs = PRODUCTS::matrix(slot + kX);
+        const u64 inputs = PRODUCTS::matrix(slot + Chunk::kX);
         GEMMTUNE_ROLL
         for (int from = 0; from < kSteps; from += kRun) {
             unsigned held[kTiles][kRun * kEights * 2][4];
@@ -456,7 +248,7 @@ private:
     // The same of MXFP4, whose groups are two products each: the next group's weights are converted meanwhile.
     static GEMMTUNE_DEVICE void multiply_groups(const char* slot, const Reads& reads, Sums& sum) {
         static_assert(!QUANT::kFloat || kTiles == 1, "a fragment");
-        const u64 inputs = PRODUCTS::matrix(slot + kX);
+        const u64 inputs = PRODUCTS::matrix(slot + Chunk::kX);
         unsigned held[2][2][4];
         float factor[2][2];
         const auto convert = [&](int group, int place) {
@@ -526,7 +318,7 @@ private:
             GEMMTUNE_UNROLL
             for (int part = 0; part < WARPS_K; ++part) whole += parts[part * kPart + at];
             if (!kGrouped && row < all.gemm.m)
-                whole *= widen(static_cast<const Scale*>(all.scales)[row * all.scale_row]) * kUnshrunk;
+                whole *= widen(static_cast<const Scale*>(all.scales)[row * all.scale_row]) * Chunk::kUnshrunk;
             finish_slice<TYPES>(all.gemm, task, row, i / kAll, whole);
         }
     }

@@ -123,15 +123,15 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "zero points of the next row": (
-        "families/dequant_ring.h", ">> 4 * group & 15u", ">> 4 * (group ^ 1) & 15u",
+        "device/dequant_chunk.h", ">> 4 * group & 15u", ">> 4 * (group ^ 1) & 15u",
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "(sizeof(Scale))) + of;", "(sizeof(Scale))) + of * 0;",
+        "device/dequant_chunk.h", "(sizeof(Scale))) + of;", "(sizeof(Scale))) + of * 0;",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a scale that leaves numbers shrunk": (
-        "families/dequant_ring.h", "kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>", "1.0f",
+        "device/dequant_chunk.h", "kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>", "1.0f",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "a sign that is not inverted": (
@@ -143,15 +143,15 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="eight"),
     ),
     "activations of one member alone": (
-        "families/dequant_ring.h", "member * 32 + lane_index()", "lane_index()",
+        "device/dequant_chunk.h", "member * 32 + lane_index()", "lane_index()",
         weights(11, 40, 512, zero_b="eight"),
     ),
     "weights of the team's first member": (
-        "families/dequant_ring.h", "line_place<kWeightBytes>(row + group", "line_place<kWeightBytes>(group",
+        "device/dequant_chunk.h", "line_place<kWeightBytes>(row + group", "line_place<kWeightBytes>(group",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "elements beyond the last": (
-        "families/dequant_ring.h", "slot + kX, b, left * 2);", "slot + kX, b, kInputBytes);",
+        "device/dequant_chunk.h", "slot + kX, b, left * 2);", "slot + kX, b, kInputBytes);",
         weights(2, 40, 384, "int4", scale_b="outer"),
     ),
     "a chunk that is none": (

@@ -72,11 +72,11 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "another lane's byte": (
-        "families/dequant_ring.h", "0x4040u + static_cast<unsigned>", "0x4141u + static_cast<unsigned>",
+        "device/dequant_chunk.h", "0x4040u + static_cast<unsigned>", "0x4141u + static_cast<unsigned>",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "another lane's two bytes": (
-        "families/dequant_ring.h", "0x10u + static_cast<unsigned>", "0x01u + static_cast<unsigned>",
+        "device/dequant_chunk.h", "0x10u + static_cast<unsigned>", "0x01u + static_cast<unsigned>",
         weights(17, 40, 512, "int8", scale_b="outer"),
     ),
     "lines that are not swizzled": (
@@ -88,7 +88,7 @@ MISTAKES = {
         weights(17, 40, 512, zero_b="eight"),
     ),
     "elements beyond the last": (
-        "families/dequant_ring.h", "slot + kX, b, left * 2);", "slot + kX, b, kInputBytes);",
+        "device/dequant_chunk.h", "slot + kX, b, left * 2);", "slot + kX, b, kInputBytes);",
         weights(17, 40, 384, "int4", scale_b="outer"),
     ),
     "sums that are not waited for": (

@@ -144,14 +144,14 @@ MISTAKES = {
         RINGS, "device/dequantise.h", "as_float(bits << 23 | more)", "as_float((bits + 1) << 23 | more)",
     ),
     "another lane's four bytes": (
-        RINGS, "families/dequant_ring.h", "kWeightBytes + member * 4", "kWeightBytes + (member ^ 1) * 4",
+        RINGS, "device/dequant_chunk.h", "kWeightBytes + member * 4", "kWeightBytes + (member ^ 1) * 4",
     ),
     "lines in each other's places": (
-        RINGS, "families/dequant_ring.h", "step ^ spread<kWeightBytes>(group)",
+        RINGS, "device/dequant_chunk.h", "step ^ spread<kWeightBytes>(group)",
         "step ^ spread<kWeightBytes>(group ^ 2)",
     ),
     "scales from a word's first byte": (
-        RINGS, "families/dequant_ring.h", "group * groups & 3", "group * groups * 0 & 3",
+        RINGS, "device/dequant_chunk.h", "group * groups & 3", "group * groups * 0 & 3",
     ),
     "the scale of the upper rows": (
         RINGS, "families/dequant_ring.h", "factor[t][i / 2] * own", "factor[t][0] * own",
@@ -166,7 +166,7 @@ MISTAKES = {
         WGMMA, "families/dequant_ring.h", "group + 1 : 0, 1 - on)", "group + 1 : 0, on)",
     ),
     "another lane's byte": (
-        WGMMA, "families/dequant_ring.h", "0x4000u + static_cast", "0x5010u + static_cast",
+        WGMMA, "device/dequant_chunk.h", "0x4000u + static_cast", "0x5010u + static_cast",
     ),
     "a sign that spreads": (GEMV, "families/dequant_gemv.h", "& 0x81c00000u", "& 0x83c00000u"),
     "half the power": (GEMV, "families/dequant_gemv.h", "as_float(253u << 23)", "as_float(252u << 23)"),
