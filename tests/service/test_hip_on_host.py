@@ -55,7 +55,7 @@ def tuned(service: Remote) -> list[Any]:
     ]
     small = [problem for problem in problems if problem.flops < MOST_FLOPS]
     assert len(small) == 10
-    found = [*tune(service, small[:1], 0.3, "gemv"), *tune(service, PLAIN, 1.5)]
+    found = [*tune(service, small[:1], 0.3, "gemv"), *tune(service, PLAIN, 2.5)]
     assert len(found) == 1 + len(PLAIN)
     return found
 

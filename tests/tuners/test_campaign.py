@@ -51,7 +51,7 @@ def campaign(
     ceilings: CeilingsOf | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Campaign:
-    budget = Budget(0.5, candidates=4)
+    budget = Budget(0.8, candidates=4)
     rule = DecisionRule(max_rounds=12)
     return Campaign(
         runner, problems, TuningSettings(budget=budget, rule=rule), journal, ceilings,

@@ -63,7 +63,7 @@ def planting(
 ) -> Iterator[DeviceClient]:
     """A runner of planted candidates that knows how long one takes."""
     monkeypatch.setattr("tuners.device_client.LONG", 1.0)  # ten times as long is minutes on a busy machine
-    with DeviceClient(planted, cache, hang_seconds=2.0) as runner:
+    with DeviceClient(planted, cache, hang_seconds=4.0) as runner:
         runner.open(HALF)
         (first,) = runner.screen([kind(runner, "right")], None)
         assert first.status in MEASURED

@@ -20,10 +20,11 @@ from gemmtune.torch.grouped.operators import run_grouped
 from gemmtune.torch.grouped.products import of_call
 from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.native_rows import NativeOverride
+from gemmtune.torch.nesting import inside, is_inside
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.products import layout_of, run_product, run_scaled, scalings
 from gemmtune.torch.served import Candidates, Served
-from gemmtune.torch.watch import WATCHERS, inside, is_inside, tell
+from gemmtune.torch.watch import WATCHERS, tell
 
 #: Device type -> torch's dispatch key.
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}

@@ -24,7 +24,6 @@ from gemmtune.torch.tuned_row import TunedRow
 if TYPE_CHECKING:
     from gemmtune.row import Row
     from gemmtune.table import Table
-    from gemmtune.torch.quantised.fuse import WeightGroup
 
 #: (N, K, dtype, whether there is a bias) of an nn.Linear.
 LinearKey = tuple[int, int, Any, bool]
@@ -54,6 +53,24 @@ class MergedModules(Protocol):
 
     def row(self, m: int) -> TunedRow | None:
         """The row of the product of all for M; None where the siblings compute alone."""
+
+
+class MergedWeights(Protocol):
+    """Sibling modules whose quantised weights are one tensor (quantised/fuse.py). `forms`: of the weights of
+    each."""
+
+    forms: list[Any]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the modules have biases."""
+
+    @property
+    def device_type(self) -> str:
+        """Of the weights."""
+
+    def row(self, m: int, dtype: Any) -> TunedRow | None:
+        """The row of the product of all for M rows of a type; None where the siblings compute alone."""
 
 
 class Candidates:
@@ -102,7 +119,7 @@ class Served:
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
         #: QuantizedLinear modules whose weights are merged now.
-        self.weight_groups: list[WeightGroup] = []
+        self.weight_groups: list[MergedWeights] = []
         #: Why rows are not served -> how many.
         self.left_out: Counter[str] = Counter()
         self.users = 0

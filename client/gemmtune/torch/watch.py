@@ -3,12 +3,10 @@ of an empty list."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmtune.torch import extension
+from gemmtune.torch.nesting import is_inside
 
 if TYPE_CHECKING:
     from gemmtune.torch.any_product import AnyProduct
@@ -43,31 +41,9 @@ def _tell_extension() -> None:
         module.watch(len(WATCHERS))
 
 
-class _PerThread(threading.local):
-    inside = False
-
-
-_LOCAL = _PerThread()
-
-
-@contextmanager
-def inside() -> Iterator[None]:
-    """What a product is computed with is no product of its own: nobody is told of it in the block."""
-    before, _LOCAL.inside = _LOCAL.inside, True
-    try:
-        yield
-    finally:
-        _LOCAL.inside = before
-
-
-def is_inside() -> bool:
-    """Whether this thread is in such a block."""
-    return _LOCAL.inside
-
-
 def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:
     """Tells every watcher."""
-    if _LOCAL.inside:
+    if is_inside():
         return
     for one in tuple(WATCHERS):
         one.saw(product, row, device_type)

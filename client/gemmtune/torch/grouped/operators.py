@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from gemmtune.torch.grouped.products import GroupedProduct, by_torch
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
-from gemmtune.torch.watch import WATCHERS, inside, tell
+from gemmtune.torch.watch import WATCHERS, tell
 
 #: Rows that an input may always be padded to: their time is that of reading the weights.
 _ALWAYS_PADDED = 64

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gemmtune.torch.layouts import DTYPES, NAMES
-from gemmtune.torch.watch import inside
+from gemmtune.torch.nesting import inside
 
 if TYPE_CHECKING:
     from gemmtune.row import Row

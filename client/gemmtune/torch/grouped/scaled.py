@@ -14,7 +14,7 @@ import torch
 
 from gemmtune.torch.grouped.products import counts_of, preference_of, routing_wire
 from gemmtune.torch.layouts import DTYPES, NAMES
-from gemmtune.torch.watch import inside
+from gemmtune.torch.nesting import inside
 
 if TYPE_CHECKING:
     from gemmtune.row import Row

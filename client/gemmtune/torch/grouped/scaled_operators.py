@@ -17,9 +17,10 @@ from gemmtune.torch.grouped.scaled import (
     by_torchs_call,
     scale_shapes,
 )
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.scaled_operators import padded
 from gemmtune.torch.served import Served, current
-from gemmtune.torch.watch import WATCHERS, inside, tell
+from gemmtune.torch.watch import WATCHERS, tell
 
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(

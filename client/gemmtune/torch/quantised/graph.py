@@ -11,7 +11,7 @@ from gemmtune.torch.quantised import merged_operator, operators
 from gemmtune.torch.quantised.form import Form, form_of
 
 if TYPE_CHECKING:
-    from gemmtune.torch.quantised.fuse import WeightGroup
+    from gemmtune.torch.served import MergedWeights
 
 #: Operations of nodes that stand before all others: inputs, parameters and buffers.
 _GIVEN = ("placeholder", "get_attr")
@@ -29,7 +29,7 @@ class _Linear(NamedTuple):
     form: Form
 
 
-def merge_weights(graph: Any, groups: Sequence[WeightGroup]) -> int:
+def merge_weights(graph: Any, groups: Sequence[MergedWeights]) -> int:
     """Makes the products of one input whose weights have the forms of a merged group one node each, where the
     group has a row for their M; how many nodes there are then."""
     if not groups:
@@ -50,7 +50,7 @@ def merge_weights(graph: Any, groups: Sequence[WeightGroup]) -> int:
     return count
 
 
-def _merged(linears: Sequence[_Linear], by_forms: dict[Any, WeightGroup]) -> Sequence[_Linear]:
+def _merged(linears: Sequence[_Linear], by_forms: dict[Any, MergedWeights]) -> Sequence[_Linear]:
     """The first of the linears that a group's row computes together, which become one node; none if there is
     no such group."""
     for (forms, has_bias), group in by_forms.items():
@@ -117,7 +117,7 @@ def _linear(node: Any) -> _Linear | None:
     return _Linear(node, x, tensors, group_size, zero_point, bits, form)
 
 
-def forms_of(groups: Sequence[WeightGroup]) -> Iterator[str]:
+def forms_of(groups: Sequence[MergedWeights]) -> Iterator[str]:
     """What graphs depend on of the groups."""
     for group in groups:
         yield f"{group.forms}{group.has_bias}"

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.form import Form, WeightError, form_of
 from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.quantised.stored import dequantized
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
-from gemmtune.torch.watch import WATCHERS, inside, tell
+from gemmtune.torch.watch import WATCHERS, tell
 
 #: The most rows that an input is padded to: above, rows of zeros may cost more than dequantising.
 _MOST_PADDED = 64

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.form import WeightError
 from gemmtune.torch.quantised.operators import smallest
 from gemmtune.torch.quantised.scaled import ScaledProduct, by_torch, product_of
 from gemmtune.torch.served import Served, current
-from gemmtune.torch.watch import WATCHERS, inside, tell
+from gemmtune.torch.watch import WATCHERS, tell
 
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.quantised.stored import QuantizedWeight
-from gemmtune.torch.watch import inside
 
 from backends.problem import GemmProblem, from_linear
 from backends.quantisation import dequantised

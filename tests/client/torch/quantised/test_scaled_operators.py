@@ -11,8 +11,8 @@ import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import WeightError, linear_w8a8, scaled_mm
+from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised import scaled
-from gemmtune.torch.watch import inside
 from torch._dynamo.backends.debugging import aot_eager
 
 from backends.cache import BinaryCache
