@@ -44,7 +44,7 @@ def outcomes(
     with DeviceClient(planted, cache, hang_seconds=4.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
         session = Session(
-            runner, problem, TuningSettings(budget=Budget(20), search=Search(families=("planted",)))
+            runner, problem, TuningSettings(budget=Budget(15), search=Search(families=("planted",)))
         )
         return session, list(session.run())
 
