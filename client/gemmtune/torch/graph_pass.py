@@ -16,8 +16,9 @@ from gemmtune.torch import operators
 from gemmtune.torch.grouped import operators as grouped_operators
 from gemmtune.torch.grouped.products import key_of_call
 from gemmtune.torch.layouts import Layout, layout
+from gemmtune.torch.merged import MergedModules
 from gemmtune.torch.quantised.graph import forms_of, merge_weights
-from gemmtune.torch.served import MergedModules, Served
+from gemmtune.torch.served import Served
 
 #: Of the rewriting: graphs of another version are not taken from Inductor's caches.
 _VERSION = 3

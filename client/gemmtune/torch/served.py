@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gemmtune.errors import GemmtuneError, LaunchError
 from gemmtune.torch import extension
@@ -15,6 +15,7 @@ from gemmtune.torch.errors import ServingError
 from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.grouped import scaled as scaled_grouped
 from gemmtune.torch.layouts import Layout, Product, of_row
+from gemmtune.torch.merged import MergedModules, MergedWeights
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
 from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.quantised import scaled as scaled_products
@@ -41,36 +42,6 @@ _OfOperator = (
 )
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
-
-
-class MergedModules(Protocol):
-    """Sibling modules whose weights are one tensor (fuse.py). `sizes`: outputs of each; `k`: inputs."""
-
-    sizes: list[int]
-    k: int
-    weight: Any
-    bias: Any
-
-    def row(self, m: int) -> TunedRow | None:
-        """The row of the product of all for M; None where the siblings compute alone."""
-
-
-class MergedWeights(Protocol):
-    """Sibling modules whose quantised weights are one tensor (quantised/fuse.py). `forms`: of the weights of
-    each."""
-
-    forms: list[Any]
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether the modules have biases."""
-
-    @property
-    def device_type(self) -> str:
-        """Of the weights."""
-
-    def row(self, m: int, dtype: Any) -> TunedRow | None:
-        """The row of the product of all for M rows of a type; None where the siblings compute alone."""
 
 
 class Candidates:

@@ -11,7 +11,7 @@ from gemmtune.torch.quantised import merged_operator, operators
 from gemmtune.torch.quantised.form import Form, form_of
 
 if TYPE_CHECKING:
-    from gemmtune.torch.served import MergedWeights
+    from gemmtune.torch.merged import MergedWeights
 
 #: Operations of nodes that stand before all others: inputs, parameters and buffers.
 _GIVEN = ("placeholder", "get_attr")
