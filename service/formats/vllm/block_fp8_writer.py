@@ -24,7 +24,7 @@ from backends.environment import Environment
 from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import ExportOptions, ExportReport, ExportRow
 from service.formats.core.override import (
     Keyed,
     OmittedError,
@@ -41,6 +41,7 @@ from service.formats.vllm.block_fp8 import (
     parameters_fault,
 )
 from service.formats.vllm.device_name import DEVICE_NAME, product_of
+from service.formats.vllm.options import check_options
 from service.formats.vllm.parameters import HIP_PARAMETERS, PARAMETERS, entry_text, file_text
 
 _TARGETS = (EXPORT_TARGETS["block-fp8"],)
@@ -84,20 +85,7 @@ class _BlockFp8:
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """A tar archive of one file for each N and K. Raises ExportRefused."""
-        if options.target is not None:
-            raise ExportRefused(
-                f"{self.name} takes no target: its files name the device only, not {options.target!r}"
-            )
-        if options.device.vendor not in ("cuda", "hip"):
-            raise ExportRefused(
-                f"{self.stack}'s block-fp8 kernel runs on GPUs, and these rows are of {options.device} (json "
-                "and csv take them)"
-            )
-        unknown = sorted(set(options.validators) - {DEVICE_NAME})
-        if unknown:
-            raise ExportRefused(
-                f"{', '.join(unknown)} is no validator of {self.name}; its validators: {DEVICE_NAME}"
-            )
+        check_options(self.name, f"{self.stack}'s block-fp8 kernel", (DEVICE_NAME,), options)
         rows, options = with_environments(rows, options)
         return _Archive(self, options, product_of(self.stack, options)).write(rows, report)
 
