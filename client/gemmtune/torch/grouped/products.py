@@ -102,13 +102,15 @@ def of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedProd
 
 def key_of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedKey | None:
     """The same, for any M. None for weights that are not the transpose of packed [groups, n, k], for groups
-    along k, and with a bias."""
+    along k, with a bias, and for operands on several devices, which torch refuses."""
     if offs is None or bias is not None or x.dim() != 2 or w.dim() != 3 or x.dtype not in TYPES:
         return None
     groups, k, n = w.shape
     if w.dtype != x.dtype or out_dtype not in (None, x.dtype) or not w.numel():
         return None
     if w.stride() != (k * n, 1, k) or offs.dtype != torch.int32 or offs.shape != (groups,):
+        return None
+    if not x.device == w.device == offs.device:
         return None
     return groups, n, k, x.dtype
 

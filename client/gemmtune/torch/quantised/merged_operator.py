@@ -38,7 +38,8 @@ def _merged(
     served = current(x.device.type)
     kinds = [list(one) for one in (weights, scales, zeros, biases) if one]
     together = [joined(one) for one in kinds]
-    if served is not None and x.numel() and all(one is not None for one in together):
+    here = all(one is not None and one.device == x.device for one in together)
+    if served is not None and x.numel() and here:  # elsewhere each operator says what is wrong
         weight, scale, *rest = together
         zero = rest.pop(0) if zeros else None
         bias = rest.pop(0) if biases else None

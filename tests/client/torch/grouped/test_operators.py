@@ -13,7 +13,7 @@ import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import GroupError, grouped_mm
-from gemmtune.torch.grouped.products import GroupedProduct, make, of_row
+from gemmtune.torch.grouped.products import GroupedProduct, make, of_call, of_row
 from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -234,3 +234,15 @@ def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, dynamic: b
         out = compiled(x, w, offs)
     assert tally(count) == (1, 0)
     assert torch.allclose(out.double(), expected(x, w, [1, 2, 0, 3]).relu(), rtol=0.02, atol=0.05)
+
+
+def test_calls_of_torchs_that_are_no_such_product() -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    wt = w.transpose(-2, -1)
+    assert of_call(x, wt, offs, None, None) == GroupedProduct(6, E, N, K, torch.bfloat16)
+    for other in (
+        (x, wt, None, None, None), (x, wt, offs.long(), None, None), (x, wt, offs[:2], None, None),
+        (x, wt, offs.to("meta"), None, None), (x, wt, offs, x[0], None), (x, wt, offs, None, torch.float32),
+        (x.float(), wt.float(), offs, None, None), (x[:0], wt, offs, None, None),
+    ):  # fmt: skip
+        assert of_call(*other) is None
