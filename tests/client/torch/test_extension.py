@@ -286,8 +286,8 @@ def test_a_gpus_rows_are_launched_as_they_are_described(
     with gemmtune.torch.apply(linear, table) as handle, gemmtune.torch.enable(table) as enabled:
         enabled.load()
         runtime.current = 0x777
-        assert torch.allclose(linear(x), x @ linear.weight.t().contiguous())
-        assert torch.allclose(torch.mm(x, b), x.double().mm(b.double()).float())
+        assert torch.allclose(linear(x), x @ linear.weight.t().contiguous(), atol=1e-6)
+        assert torch.allclose(torch.mm(x, b), x.double().mm(b.double()).float(), atol=1e-6)
         assert launches(handle) >= 2
     for one in stub.launches:
         assert (list(one.grid), list(one.block), one.shared) == ([4, 5, 6], [64, 2, 1], 1024)
