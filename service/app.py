@@ -172,7 +172,7 @@ def create_app(
         retry_after=settings.retry_after_seconds,
         tracing=tracing,
     )
-    _document(app)
+    _complete(app)
     return app
 
 
@@ -191,12 +191,18 @@ def _rules(app: FastAPI, settings: Settings) -> Rules:
     )
 
 
-def _document(app: FastAPI) -> None:
+#: The OpenAPI document, once an application has built it: every application has the same routes, and building
+#: takes half a second.
+_document: dict[str, Any] | None = None
+
+
+def _complete(app: FastAPI) -> None:
     """Adds the models that FastAPI does not find by itself to the OpenAPI document."""
     plain = app.openapi
 
     def complete() -> dict[str, Any]:
-        if app.openapi_schema is None:
+        global _document
+        if _document is None:
             document: dict[str, Any] = describe.unpacked(plain())
             models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
                 (records.ExportReport, "serialization"),
@@ -209,8 +215,9 @@ def _document(app: FastAPI) -> None:
             document["components"]["schemas"] = dict(sorted(components.items()))
             document["components"]["securitySchemes"] = describe.SECURITY
             document["security"] = [{}, *({name: []} for name in describe.SECURITY)]
-            app.openapi_schema = document
-        return app.openapi_schema
+            _document = document
+        app.openapi_schema = _document
+        return _document
 
     app.openapi = complete  # type: ignore[method-assign]
 

@@ -63,16 +63,18 @@ def saved(response: httpx.Response, folder: Path) -> BundleFile:
 
 
 class Compiler:
-    """Stands in for compiling: each row's binary is its problem's id. Waits while it is `held`; `refused`
-    are problems that do not compile."""
+    """Stands in for compiling: each row's binary is its problem's id. Waits while `go` is clear, `asked`
+    once it was called; `refused` are problems that do not compile."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
         self.go.set()
+        self.asked = threading.Event()
         self.refused: set[str] = set()
         self.compiled: list[tuple[str, str]] = []
 
     def __call__(self, one: Measured, target: str, cache: BinaryCache) -> Row:
+        self.asked.set()
         self.go.wait(30)
         if one.problem.id in self.refused:
             raise CompileError("NVRTC refuses unit.cu", "the log")
@@ -182,6 +184,7 @@ def test_who_waited_gets_it_though_others_tune(
     store_win(engine, OTHERS[0], GEMV, GPU)
     compiler.go.clear()
     assert client.get(PATH, params=ASKED).status_code == 202
+    assert compiler.asked.wait(30), "the rows are read"
     store_win(engine, OTHERS[1], GEMV, GPU)
     compiler.go.set()
     first = built(client)
