@@ -81,6 +81,21 @@ def make_table(cache: BinaryCache, tmp_path: Path) -> Callable[..., Table]:
     return make
 
 
+@pytest.fixture
+def compiling(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests that call torch.compile: their graphs are compiled anew. Inductor's headers and C++ kernels,
+    which take longest, are compiled once a test run."""
+    import torch
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+    torch._dynamo.reset()
+    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Races are kept in a folder of the test's own, and Python launches the rows; no table, watcher or

@@ -222,13 +222,12 @@ def test_torchs_call_differentiates_by_the_row(table: Table) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, dynamic: bool) -> None:
+def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, compiling: None, dynamic: bool) -> None:
     x, w, offs = operands([1, 2, 0, 3])
 
     def products(x: Any, w: Any, offs: Any) -> Any:
         return torch.relu(torch._grouped_mm(x, w.transpose(-2, -1), offs=offs))
 
-    torch._dynamo.reset()
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count, torch.no_grad():
         compiled = torch.compile(products, dynamic=dynamic, fullgraph=True)
         out = compiled(x, w, offs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune.torch
@@ -111,16 +110,9 @@ def test_siblings_that_differ_are_left_alone(weight_table: Table) -> None:
 # ---- torch.compile ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled graphs are of the test's own."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize(("zero", "bias", "m"), [("eight", True, 3), ("uint4", False, 2)])
 def test_compiled_siblings_are_one_product(
-    weight_table: Table, no_graphs: None, zero: str, bias: bool, m: int
+    weight_table: Table, compiling: None, zero: str, bias: bool, m: int
 ) -> None:
     model, x = Attention(zero, bias), torch.randn(m, 1, K, dtype=torch.bfloat16)
     with torch.no_grad(), gemmtune.torch.apply(model, weight_table, fuse=True):
@@ -137,7 +129,7 @@ def test_compiled_siblings_are_one_product(
         assert all_right(model, x, compiled(x))
 
 
-def test_compiled_siblings_of_another_m_or_input_compute_alone(weight_table: Table, no_graphs: None) -> None:
+def test_compiled_siblings_of_another_m_or_input_compute_alone(weight_table: Table, compiling: None) -> None:
     model = Attention()
 
     def crossed(x: Any, y: Any) -> tuple[Any, ...]:
