@@ -5,6 +5,7 @@ python -m benchmarks.tables
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,9 +178,15 @@ def document() -> str:
     return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS), tables_service.section(RESULTS)])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes the pages."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     DOCUMENT.write_text(document())
     (DOCUMENT.parent / tables_strategies.PICTURE).write_text(tables_strategies.picture(RESULTS))
     page = tables_kernels.DOCUMENT
     page.write_text(tables_kernels.filled(page.read_text(), RESULTS))
     print(f"written: {DOCUMENT}, {page}")
+
+
+if __name__ == "__main__":
+    main()
