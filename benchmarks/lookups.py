@@ -3,15 +3,18 @@
 See benchmarks.api, whose `near` this is. `exact`: the document of a stored problem, as GET /v1/solutions/best reads it.
 `near`: the search for the best rows near a problem that has none. `answer`: that with everything else that such a lookup
 does. No near row is served: the solution that all rows have is illegal for what is asked, so that as many of them are
-tried as ever are. `history`: what a worker reads before a job, from sessions with MEASURED outcomes each.
+tried as ever are. `history`: what a worker reads before a job, from sessions with MEASURED outcomes each. `cpu_ms` is the
+mean of the processors' time, of the server of PostgreSQL too, which must run on this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -27,7 +30,7 @@ from db.values import put_solutions, table
 from service import best as find_best
 from tuners.policy import MeasurementPolicy
 
-EXACT, NEAR, HISTORY = 2000, 400, 200
+EXACT, NEAR, HISTORY = 2000, 400, 100
 #: Outcomes of each session that a history reads.
 MEASURED = 60
 
@@ -66,7 +69,9 @@ def figures(
             ("answer", NEAR, lambda p: find_best.answer(connection, lookup, p, None)),
             ("history", HISTORY, lambda p: history.nearest(connection, p, where, policy.id)),
         ):  # fmt: skip
-            found[name] = _summary(_timed(read, problems[:count]))
+            spent = _cpu(connection)
+            seconds = _timed(read, problems[:count])
+            found[name] = {**_summary(seconds), "cpu_ms": (_cpu(connection) - spent) / count * 1e3}
     engine.dispose()
     return found
 
@@ -82,6 +87,16 @@ async def _exact(url: str, device: str, policy_id: str, stored: Sequence[GemmPro
             raise AssertionError(f"{problem.id} has no row")
     await lookup.close()
     return seconds
+
+
+def _cpu(connection: Connection) -> float:
+    """Processor seconds of this process, and of the database's where that is another, so far."""
+    spent = time.process_time()
+    if connection.dialect.name == "postgresql":
+        pid = connection.scalar(select(func.pg_backend_pid()))
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        spent += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return spent
 
 
 def _timed(read: Callable[[GemmProblem], object], problems: Sequence[GemmProblem]) -> list[float]:

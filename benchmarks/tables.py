@@ -130,7 +130,7 @@ def lookups() -> str:
     heads = [f"{name}, {one['rows_stored']:,} rows" for name, one in databases.items()]
     lines = [
         "### Lookups among a million best rows, without HTTP\n",
-        "Milliseconds: median; 95th percentile; worst. A `nearest` lookup is of a problem without a row; its solutions "
+        "Milliseconds: median; 95th percentile; worst (mean of the processors' time). A `nearest` lookup is of a problem without a row; its solutions "
         "are all illegal there, so that as many near rows are tried as ever are. A history is what a worker reads "
         f"before a job: the outcomes of 12 near sessions, {made['measured']} each. "
         f"Other programs kept {made['load']:.1f} of the machine's {made['environment']['units']} cores' threads busy or waiting.\n",
@@ -143,6 +143,7 @@ def lookups() -> str:
     ):  # fmt: skip
         cells = [
             "; ".join(f"{one[kind][f'{name}_ms']:.2f}" for name in ("p50", "p95", "worst"))
+            + ("" if "cpu_ms" not in one[kind] else f" (CPU {one[kind]['cpu_ms']:.2f})")
             for one in databases.values()
         ]
         lines.append(f"| {what} ({made['sqlite'][kind]['lookups']:,}) | {' | '.join(cells)} |")
