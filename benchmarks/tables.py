@@ -133,7 +133,8 @@ def lookups() -> str:
         "Milliseconds: median; 95th percentile; worst (mean of the processors' time). A `nearest` lookup is of a problem without a row; its solutions "
         "are all illegal there, so that as many near rows are tried as ever are. A history is what a worker reads "
         f"before a job: the outcomes of 12 near sessions, {made['measured']} each. "
-        f"Other programs kept {made['load']:.1f} of the machine's {made['environment']['units']} cores' threads busy or waiting.\n",
+        f"The load average of the machine's {made['environment']['units']} cores was {made['load']:.1f} as the run began, so "
+        "that times are longer than the processors' time.\n",
         f"| lookup | {' | '.join(heads)} |",
         f"|---|{'---|' * len(databases)}",
     ]

@@ -240,7 +240,8 @@ def from_mxfp4(blocks: Any, scales: Any, *, expert: int | None = None) -> Quanti
 
 def _fits(scales: Any, n: int, k: int) -> bool:
     """Whether scales are [groups, n] of groups that divide k."""
-    return scales.dim() == 2 and scales.shape[1] == n and scales.shape[0] > 0 and k % scales.shape[0] == 0
+    groups, columns = scales.shape if scales.dim() == 2 else (0, 0)
+    return groups > 0 and columns == n and k % int(groups) == 0
 
 
 def _awq_integers(words: Any) -> Any:
