@@ -121,6 +121,12 @@ class Bench:
                 dict(found) for found in connection.execute(select(row).order_by(row.c.number)).mappings()
             ]
 
+    def worker(self) -> Row:
+        """The only worker there is."""
+        with reading(self.engine) as connection:
+            (found,) = fleet.workers(connection, None, 10)
+        return found
+
     def workers(self) -> dict[int, str]:
         """Process id -> status."""
         with reading(self.engine) as connection:
@@ -230,10 +236,12 @@ def test_a_fault_of_ours_ends_its_job_and_the_queue_goes_on(bench: Bench, worker
     assert "worker_program" in first["evidence"]["traceback"]
     assert (second["status"], second["judgement"]) == ("succeeded", "TIE")
     assert [row["status"] for row in bench.sessions()] == ["failed", "succeeded"]
+    # The worker tells of it with its next heartbeat.
+    wait(lambda: bench.worker()["failure"] is not None, workers.log)
+    worker = bench.worker()
+    assert (worker["failure"]["job_id"], worker["failure"]["reason"]) == (first["id"], first["error"])
+    assert worker["version"] == version("gemmtune")
     with writing(bench.engine) as connection:
-        (worker,) = fleet.workers(connection, None, 10)
-        assert (worker["failure"]["job_id"], worker["failure"]["reason"]) == (first["id"], first["error"])
-        assert worker["version"] == version("gemmtune")
         assert retry_job(connection, first["id"])
     bench.wait_for(name, "succeeded", workers)  # by the same worker, although the engine ran the job before
     assert [job["status"] for job in bench.jobs(name)] == ["succeeded", "succeeded"]

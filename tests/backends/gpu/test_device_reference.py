@@ -130,7 +130,11 @@ def numpy_reference(
 # ---- compiling -----------------------------------------------------------------------------------
 
 
-# One unit holds every variant, and takes 16 s to compile.
+#: What programs multiply most, of the units that hold one pair of types; `make exhaustive` compiles them all.
+COMMON = [("bf16", "bf16"), ("fp8_e4m3", "fp8_e4m3"), ("uint4", "bf16")]
+
+
+# The unit of all types holds every variant, and takes 16 s to compile.
 @pytest.mark.parametrize(
     "arch",
     [
@@ -139,14 +143,27 @@ def numpy_reference(
     ],
 )  # fmt: skip
 def test_every_variant_compiles(arch: str, tmp_path: Path) -> None:
-    cache = BinaryCache(tmp_path)
+    compiles(arch, {}, tmp_path)
+    for pair in COMMON:
+        compiles(arch, of_types(*pair), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_every_pair_of_types_compiles(arch: str, tmp_path: Path) -> None:
+    for pair in [*PAIRS, *((kind, "bf16") for kind in WEIGHT_TYPES)]:
+        compiles(arch, of_types(*pair), tmp_path)
+
+
+def compiles(arch: str, defines: dict[str, str], folder: Path) -> None:
     try:
-        assert Nvrtc().compile(device_unit("reference.h", arch, {}), cache).stat().st_size
+        assert Nvrtc().compile(device_unit("reference.h", arch, defines), BinaryCache(folder)).stat().st_size
     except CompilerMissing as error:
         pytest.skip(str(error))
-    for a, b in [*PAIRS, *((kind, "bf16") for kind in WEIGHT_TYPES)]:
-        types = {"TYPE_A": str(CODES[a]), "TYPE_B": str(CODES[b])}
-        assert Nvrtc().compile(device_unit("reference.h", arch, types), cache).stat().st_size
+
+
+def of_types(a: str, b: str) -> dict[str, str]:
+    return {"TYPE_A": str(CODES[a]), "TYPE_B": str(CODES[b])}
 
 
 # ---- conversions ---------------------------------------------------------------------------------
