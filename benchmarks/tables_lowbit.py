@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.cells import percent, source, table, times
 from benchmarks.lowbit import by_model
+from benchmarks.lowbit_layers import DEVICES, MODELS
 
 #: Result -> what it measured.
 RESULTS: Mapping[str, str] = {
@@ -39,7 +40,8 @@ def section(results: Path) -> str:
         "## Low-bit products\n\nGeometric means over a model's linear layers as tensor parallelism shares them, cold "
         "weights: the time of torch's own call for the type, of the default (that call with its result copied to D) and "
         "of torch.mm with bf16 weights, over that of the tuning's winner; and the share of the bound, the time to read and "
-        "write at the measured bandwidth.\n\n"
+        "write at the measured bandwidth. What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
+        f"of {', '.join(MODELS)} with tensor parallelism of {' and '.join(map(str, DEVICES))}.\n\n"
     )
     return head + "\n".join(parts)
 
