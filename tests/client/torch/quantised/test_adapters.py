@@ -214,7 +214,7 @@ def test_tensors_without_elements_are_refused() -> None:
         return torch.zeros(shape, dtype=dtype)
 
     few, none = torch.ones(1, 8), torch.ones(0, 8)
-    for read in (
+    reads: tuple[Callable[[], Any], ...] = (
         lambda: from_gptq(empty(4, 8), none, checkpoint_format="gptq_v2"),
         lambda: from_gptq(empty(0, 8), few, checkpoint_format="gptq_v2"),
         lambda: from_gptq(empty(4, 0), few[:, :0], checkpoint_format="gptq_v2"),
@@ -225,6 +225,7 @@ def test_tensors_without_elements_are_refused() -> None:
         lambda: from_mxfp4(empty(0, 1, 16, dtype=torch.uint8), empty(0, 1, dtype=torch.uint8)),
         lambda: from_torchao(empty(dtype=torch.int8), few),
         lambda: from_torchao(empty(8, 16, dtype=torch.int8), few[..., None]),
-    ):
+    )
+    for read in reads:
         with pytest.raises(WeightError):
             read()
