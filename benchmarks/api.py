@@ -1,9 +1,11 @@
 """The service under load: lookups among a million best rows, batches, exports, submitting, a job's overhead.
 
-    python -m benchmarks.api fill       a database of 1,000,000 best rows (minutes; needed by the others)
+    python -m benchmarks.api fill       a database of 1,000,000 best rows (minutes; needed by the others): of SQLite, or
+                                        (--postgres URL) of PostgreSQL
     python -m benchmarks.api best       GET /v1/solutions/best against an empty async route, in one run
     python -m benchmarks.api keys       GET /v1/solutions/best with a key against the same without keys
-    python -m benchmarks.api near       the lookup of a problem that has no row, among a million that have
+    python -m benchmarks.api near       lookups of stored problems and of others, and workers' histories, among a million
+                                        best rows; SQLite and (--postgres URL) PostgreSQL
     python -m benchmarks.api batch      POST /v1/solutions/best with 10,000 problems
     python -m benchmarks.api export     100,000 rows in every format that a CPU's results can be written in
     python -m benchmarks.api submit     10,000 problems in one tuning; SQLite and (--postgres URL) PostgreSQL
@@ -29,18 +31,17 @@ from statistics import median
 from typing import Any
 
 import httpx
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_mm
 from backends.registry import find_device
-from benchmarks import report
+from benchmarks import lookups, report
 from benchmarks.serving import CONNECTIONS, cpu_seconds, resident, serving, wrk
 from benchmarks.stored import fill_class
 from db import models
-from db.engine import open_engine, reading, writing
+from db.engine import open_engine, writing
 from db.values import table
-from service import best as find_best
 from service.settings import Settings
 from service.startup import upgrade
 from tuners.policy import MeasurementPolicy
@@ -69,10 +70,10 @@ def problems(count: int) -> Iterator[GemmProblem]:
 # ---- filling -------------------------------------------------------------------------------------
 
 
-def fill(folder: Path, rows: int) -> None:
+def fill(folder: Path, rows: int, postgres: str | None) -> None:
     """Writes the rows as sessions, verdicts and best rows, each made by the service's own code."""
-    settings = _settings(folder)
-    for path in folder.glob("gemmtune.sqlite*"):
+    settings = Settings(database_url=postgres) if postgres else _settings(folder)
+    for path in () if postgres else folder.glob("gemmtune.sqlite*"):
         path.unlink()
     upgrade(settings)
     engine = open_engine(settings.database_url)
@@ -196,29 +197,14 @@ def batch(folder: Path) -> None:
     report.write("api-batch", find_device("cpu").environment, figures)
 
 
-def near(folder: Path) -> None:
-    """Looks problems up that have no best row: other numbers of tokens, and other weights. Every near row's
-    solution is illegal there, so that the most of them are tried. Times the answer without HTTP."""
-    asked = find_best.Asked(WHOLE.device_class, POLICY.id)
-    problems = [
-        from_mm(m, n + odd, k, "bf16")
-        for m in (600, 1100, 3000) for n in (4096, 10240, 20480) for k in (2048, 4096, 8192) for odd in (0, 8)
-    ]  # fmt: skip
-    engine = open_engine(_settings(folder).database_url)
-    seconds = []
-    with reading(engine) as connection:
-        stored = connection.execute(select(func.count()).select_from(table(models.Best))).scalar_one()
-        for problem in problems:
-            begin = time.perf_counter()
-            find_best.answer(connection, asked, problem, None)
-            seconds.append(time.perf_counter() - begin)
-    engine.dispose()
-    seconds.sort()
-    figures = {
-        "rows_stored": stored, "problems": len(problems), "median_ms": median(seconds) * 1e3,
-        "p95_ms": seconds[round(0.95 * (len(seconds) - 1))] * 1e3, "worst_ms": seconds[-1] * 1e3,
-    }  # fmt: skip
-    report.write("api-near", find_device("cpu").environment, figures)
+def near(folder: Path, postgres: str | None) -> None:
+    """Exact lookups, those of problems that have no best row, and workers' histories, without HTTP."""
+    urls = {"sqlite": _settings(folder).database_url} | ({"postgresql": postgres} if postgres else {})
+    load = os.getloadavg()[0]
+    found = {name: lookups.figures(url, WHOLE, POLICY, problems(ROWS)) for name, url in urls.items()}
+    report.write(
+        "api-near", find_device("cpu").environment, {"measured": lookups.MEASURED, "load": load, **found}
+    )
 
 
 def export(folder: Path) -> None:
@@ -338,11 +324,17 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit and overhead")
+    parser.add_argument(
+        "--postgres",
+        default=None,
+        help="a database's URL: an empty one for fill, submit and overhead, a filled one for near",
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.what == "fill":
-        fill(options.folder, options.rows)
+        fill(options.folder, options.rows, options.postgres)
+    elif options.what == "near":
+        near(options.folder, options.postgres)
     elif options.what == "keys":
         with_keys(options.folder, options.rows)
     elif options.what == "submit":
@@ -350,7 +342,7 @@ def main() -> None:
     elif options.what == "overhead":
         overhead(options.postgres)
     else:
-        {"best": best, "near": near, "batch": batch, "export": export}[options.what](options.folder)
+        {"best": best, "batch": batch, "export": export}[options.what](options.folder)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Low-bit products: our kernels, torch's own calls, the bf16 product, and the reading bound.
 
     python -m benchmarks.lowbit --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
+        [--models llama-3-8b qwen3-8b ...] [--tp 1 8]
 
-Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1).
+Tunes y = x W^T of the linear layers of Llama-3 8B and 70B, of the dense Qwen3 8B, 14B and 32B, and of DeepSeek-V3's dense
+layers: a device's share of them with tensor parallelism of 1 and of 8. A product that several models have is tuned once.
 Kinds: weights of 4 bits in groups of 128 (w4a16), of MXFP4 (w4a16_mxfp4) and of 8 bits with a scale a row (w8a16)
 times bf16, 1, 8 and 32 rows; int8 by int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor
 and with scales of blocks of 128, 1 to 4096 rows. MXFP4 has gpt-oss-20b's layers, too: those of one expert. Rows are
-written as they are measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B alone.
+written as they are measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B on one device
+alone. `by_model` has the geometric means of a model's layers for each tensor parallelism, `summary` those of all products.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
 runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call timed
@@ -19,9 +22,11 @@ weights, scales and activations and to write the result at the measured bandwidt
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,26 +36,12 @@ from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
 from benchmarks.lowbit_calls import torch_times
+from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
 from tuners.roofline import bound
 
-#: Model -> layers: name, n, k of y[m,n] = x[m,k] w[n,k]^T. Layers that a model shares with an earlier one are left
-#: out.
-LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
-    "llama-3-8b": (
-        ("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 28672, 4096), ("down", 4096, 14336),
-    ),
-    "qwen3-8b": (("gate_up", 24576, 4096), ("down", 4096, 12288)),
-    "qwen3-32b": (
-        ("qkv", 10240, 5120), ("o", 5120, 8192), ("gate_up", 51200, 5120), ("down", 5120, 25600),
-    ),
-}  # fmt: skip
-#: Layers that checkpoints have in MXFP4 alone: of one expert.
-MX_LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
-    "gpt-oss-20b": (("gate_up", 5760, 2880), ("down", 2880, 2880)),
-}
 MX_KIND = "w4a16_mxfp4"
 TOKENS = (1, 8, 32)
 #: Rows where activations have 8 bits, too.
@@ -82,6 +73,7 @@ class Case:
     m: int
     n: int
     k: int
+    tp: int = 1
 
     @property
     def problem(self) -> GemmProblem:
@@ -90,7 +82,7 @@ class Case:
 
     def words(self) -> dict[str, Any]:
         """The case as a row has it."""
-        names = {"kind": self.kind, "model": self.model, "layer": self.layer}
+        names = {"kind": self.kind, "model": self.model, "tp": self.tp, "layer": self.layer}
         return {**names, "m": self.m, "n": self.n, "k": self.k, "problem": self.problem.id}
 
 
@@ -99,15 +91,17 @@ def tokens_of(kind: str) -> tuple[int, ...]:
     return BYTE_TOKENS if kind.startswith("w8a8") else TOKENS
 
 
-def cases(kinds: Sequence[str], models: Sequence[str], chosen: Sequence[int] | None) -> Iterator[Case]:
+def cases(
+    kinds: Sequence[str], models: Sequence[str], chosen: Sequence[int] | None, devices: Sequence[int] = (1,)
+) -> Iterator[Case]:
     """Every product, the kinds one after the other; `chosen`: numbers of rows other than a kind's own."""
     for kind in kinds:
         tokens = chosen or tokens_of(kind)
-        layers = LAYERS | MX_LAYERS if kind == MX_KIND else LAYERS
-        for model in models:
-            for layer, n, k in layers.get(model, ()):
+        known = MODELS | MX_MODELS if kind == MX_KIND else MODELS
+        for model, tp in product((name for name in models if name in known), devices):
+            for layer, n, k in known[model].layers(tp):
                 for m in tokens:
-                    yield Case(kind, model, layer, m, n, k)
+                    yield Case(kind, model, layer, m, n, k, tp)
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -157,18 +151,31 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means for each kind and number of rows."""
+    """Geometric means for each kind and number of rows, over the different products."""
+    found = {(one["kind"], one["m"], one["n"], one["k"]): one for one in rows}
+    return _means(list(found.values()), ("kind", "m"))
+
+
+def by_model(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric means over the layers of each model, for each kind, tensor parallelism and number of rows."""
+    return _means([{"tp": 1, **one} for one in rows], ("kind", "model", "tp", "m"))
+
+
+def _means(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Geometric means of the rows that agree in `names`, in the order of kinds, models and numbers."""
+    order = {name: place for place, name in enumerate((*KINDS, *MODELS, *MX_MODELS))}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in rows:
+        if one.get("best_us"):
+            groups.setdefault(tuple(one[name] for name in names), []).append(one)
     out = []
-    for kind in KINDS:
-        for m in sorted({one["m"] for one in rows if one["kind"] == kind}):
-            mine = [one for one in rows if (one["kind"], one["m"]) == (kind, m) and one.get("best_us")]
-            if not mine:
-                continue
-            means: dict[str, Any] = {"kind": kind, "m": m, "rows": len(mine)}
-            for name in ("over_default", "over_torch", "over_torch_fast", "over_bf16", "share_of_bound"):
-                values = [one[name] for one in mine if one.get(name)]
-                means[name] = geometric_mean(values) if values else None
-            out.append(means)
+    for values in sorted(groups, key=lambda of: [order.get(value, value) for value in of]):
+        mine = groups[values]
+        means: dict[str, Any] = {**dict(zip(names, values, strict=True)), "rows": len(mine)}
+        for name in ("over_default", "over_torch", "over_torch_fast", "over_bf16", "share_of_bound"):
+            known = [one[name] for one in mine if one.get(name)]
+            means[name] = geometric_mean(known) if known else None
+        out.append(means)
     return out
 
 
@@ -184,22 +191,27 @@ def measure(options: argparse.Namespace) -> None:
     """Measures every case, and writes the rows after each."""
     started = time.monotonic()
     found = machine(options.device, 1)[0]
-    models = ("llama-3-8b",) if options.quick else (*LAYERS, *MX_LAYERS)
-    wanted = list(cases(options.kinds, models, options.tokens))
+    models, devices = (("llama-3-8b",), (1,)) if options.quick else (options.models, options.tp)
+    wanted = list(cases(options.kinds, models, options.tokens, devices))
+    if not wanted:
+        sys.exit(
+            f"nothing to measure: {', '.join(models)} have no layers of {', '.join(options.kinds)} there"
+        )
     with_torch = options.device == "cuda" and "torch" in found.environment.libraries
-    times = torch_times(found.index, wanted) if with_torch else {}
     rows: list[dict[str, Any]] = []
+    measured: dict[tuple[str, int, int, int], dict[str, Any]] = {}
     with DeviceClient(found, kernel_cache()) as runner:
         ceilings = ceilings_by_type(wanted, lambda kind: ceilings_of(runner, [kind]))
         for case in wanted:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
                 say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
                 break
-            one = {
-                **case.words(), **tuned_row(runner, case, options.seconds, ceilings[case.problem.input_type]),
-                **times.get((case.kind, case.m, case.n, case.k), {}),
-            }  # fmt: skip
-            rows.append({**one, **ratios(one)})
+            size = (case.kind, case.m, case.n, case.k)
+            if size not in measured:
+                times = torch_times(found.index, [case])[size] if with_torch else {}
+                tuned = tuned_row(runner, case, options.seconds, ceilings[case.problem.input_type])
+                measured[size] = {**tuned, **times, **ratios({**tuned, **times})}
+            rows.append({**case.words(), **measured[size]})
             say(_line(rows[-1]))
             _write(options.json, found, rows, len(wanted), options.seconds)
 
@@ -215,7 +227,7 @@ def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: i
     write(
         path.stem, found.environment,
         {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": seconds, "rows_wanted": wanted,
-         "complete": len(rows) == wanted, "summary": summary(rows), "rows": rows},
+         "complete": len(rows) == wanted, "summary": summary(rows), "by_model": by_model(rows), "rows": rows},
         path.parent,
     )  # fmt: skip
 
@@ -224,7 +236,13 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lowbit", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--quick", action="store_true", help="Llama-3-8B's layers alone")
+    parser.add_argument("--quick", action="store_true", help="Llama-3-8B's layers on one device alone")
+    known = [*MODELS, *MX_MODELS]
+    parser.add_argument("--models", nargs="+", default=known, choices=known, help="default: all")
+    parser.add_argument(
+        "--tp", nargs="+", type=int, default=list(DEVICES), choices=DEVICES,
+        help="by how many devices tensor parallelism shares a layer; default: each",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
     parser.add_argument("--minutes", type=float, help="begin no further row after this time")
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))

@@ -7,8 +7,8 @@ The A/A test (tests/tuners/test_session.py) draws its sessions from these series
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from backends.cache import BinaryCache, default_cache_dir
@@ -31,6 +31,9 @@ SAMPLES = 1500
 
 def main() -> None:
     """Writes {"environment", "commit", "series": {problem: seconds per launch}} to the named file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="the file to write")
+    given = parser.parse_args()
     device = find_device("cpu")
     series = {}
     with DeviceClient(device, BinaryCache(default_cache_dir() / "kernels")) as runner:
@@ -41,7 +44,7 @@ def main() -> None:
             series[name] = [float(f"{s:.4g}") for s in samples if s is not None]
             print(name, len(series[name]), flush=True)
     document = {"environment": device.environment.to_dict(), "commit": commit(), "series": series}
-    Path(sys.argv[1]).write_text(json.dumps(document) + "\n")
+    given.file.write_text(json.dumps(document) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,11 +51,16 @@ def _git(*arguments: str) -> str:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """The command line that repeats a measurement, without --output."""
+    """The command line that repeats a measurement: without --output and --folder, which are places of one
+    machine, and without what a database's URL says."""
     rest = list(arguments[1:])
-    if "--output" in rest:
-        at = rest.index("--output")
-        del rest[at : at + 2]
+    for option in ("--output", "--folder"):
+        if option in rest:
+            at = rest.index(option)
+            del rest[at : at + 2]
+    if "--postgres" in rest:
+        at = rest.index("--postgres")
+        rest[at + 1 : at + 2] = ["URL"]
     return "python -m " + " ".join([f"benchmarks.{Path(arguments[0]).stem}", *rest])
 
 

@@ -5,6 +5,7 @@ python -m benchmarks.tables
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks import (
     tables_formats,
     tables_kernels,
     tables_load,
+    tables_lowbit,
     tables_service,
     tables_strategies,
 )
@@ -111,8 +113,7 @@ def service() -> str:
         f"| its p99 over that route's | {best['p99_ratio']:.1f}x ({best['best_p99_ms']:.1f} against "
         f"{best['empty_p99_ms']:.1f} ms) | the same run |\n"
         f"| the server's memory | {best['server_mib']:.0f} MiB | the same run |\n"
-        + _near()
-        + f"| `POST /v1/solutions/best` with {batch['problems']:,} problems, all known | {batch['seconds']:.2f} s "
+        f"| `POST /v1/solutions/best` with {batch['problems']:,} problems, all known | {batch['seconds']:.2f} s "
         f"| {source(batch)} |\n"
         f"| export of {export['rows_exported']:,} rows, streamed | {formats} | {source(export)} |\n"
         f"| {submit['problems']:,} problems submitted | {submitted} | {source(submit)} |\n"
@@ -120,16 +121,34 @@ def service() -> str:
     )
 
 
-def _near() -> str:
-    """The line about lookups of problems without a row, if they were timed."""
+def lookups() -> str:
+    """Lookups without HTTP, on each database, if they were timed."""
     if not (RESULTS / "api-near.json").exists():
         return ""
-    near = result("api-near")
-    return (
-        f"| a problem without a row looked up among {near['rows_stored']:,} (`nearest`), without HTTP: median; p95; "
-        f"worst of {near['problems']} | {near['median_ms']:.0f}; {near['p95_ms']:.0f}; {near['worst_ms']:.0f} ms "
-        f"| {source(near)} |\n"
-    )
+    made = result("api-near")
+    databases = {name: made[name] for name in ("sqlite", "postgresql") if name in made}
+    heads = [f"{name}, {one['rows_stored']:,} rows" for name, one in databases.items()]
+    lines = [
+        "### Lookups among a million best rows, without HTTP\n",
+        "Milliseconds: median; 95th percentile; worst (mean of the processors' time). A `nearest` lookup is of a problem without a row; its solutions "
+        "are all illegal there, so that as many near rows are tried as ever are. A history is what a worker reads "
+        f"before a job: the outcomes of 12 near sessions, {made['measured']} each. "
+        f"The load average of the machine's {made['environment']['units']} cores was {made['load']:.1f} as the run began, so "
+        "that times are longer than the processors' time.\n",
+        f"| lookup | {' | '.join(heads)} |",
+        f"|---|{'---|' * len(databases)}",
+    ]
+    for kind, what in (
+        ("exact", "the stored answer of a problem"), ("near", "`nearest`: the search for near rows"),
+        ("answer", "`nearest`: the whole answer, no near row fits"), ("history", "a worker's history"),
+    ):  # fmt: skip
+        cells = [
+            "; ".join(f"{one[kind][f'{name}_ms']:.2f}" for name in ("p50", "p95", "worst"))
+            + ("" if "cpu_ms" not in one[kind] else f" (CPU {one[kind]['cpu_ms']:.2f})")
+            for one in databases.values()
+        ]
+        lines.append(f"| {what} ({made['sqlite'][kind]['lookups']:,}) | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", source(made), ""])
 
 
 def transfer() -> str:
@@ -168,18 +187,26 @@ def document() -> str:
         decode("bf16"),
         small(),
         service(),
+        lookups(),
         transfer(),
         tables_load.section(RESULTS, source),
         tables_formats.section(RESULTS, source),
         tables_strategies.section(RESULTS),
         tables_strategies.hub_section(RESULTS),
     ]
-    return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS), tables_service.section(RESULTS)])
+    gpu = [*tables_cuda.sections(RESULTS), tables_lowbit.section(RESULTS), tables_service.section(RESULTS)]
+    return "\n".join([head, *cpu, *gpu])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes the pages."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     DOCUMENT.write_text(document())
     (DOCUMENT.parent / tables_strategies.PICTURE).write_text(tables_strategies.picture(RESULTS))
     page = tables_kernels.DOCUMENT
     page.write_text(tables_kernels.filled(page.read_text(), RESULTS))
     print(f"written: {DOCUMENT}, {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, func, select
+from sqlalchemy import Connection, Text, case, cast, func, select
 
 from backends.outcome import Phase, Status
 from db import models
@@ -122,13 +122,16 @@ def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, lis
 def candidate_rows(
     connection: Connection, session_ids: Sequence[str], families: Sequence[str]
 ) -> dict[str, list[Row]]:
-    """Session id -> its candidates of these families that were verified and timed, with the seconds of their
-    latest timing (a final follows a screening) and whether they were proven; parameters as text. A candidate
-    that was wrong in any phase is left out."""
+    """Session id -> its candidates of these families that were verified and timed: `screened`, the seconds of
+    the screening (None: not known), `raced`, round -> seconds of those that stayed in the latest final, and
+    whether they were proven; parameters as text. A candidate that was wrong in any phase is left out."""
     names = ("family", "version", "build", "deterministic")
+    final = _measurement.c.phase == Phase.FINAL.value
     query = (
         select(
-            *(_measurement.c[name] for name in ("session_id", "solution_id", "phase", "status", "seconds")),
+            *(_measurement.c[n] for n in ("session_id", "solution_id", "phase", "take", "status", "seconds")),
+            # Of screenings, which are most rows, the samples would be parsed for nothing.
+            *(case((final, _measurement.c[name])).label(name) for name in ("samples", "evidence")),
             _measurement.c.workspace_bytes.label("solution_workspace_bytes"),
             *(_solution.c[name].label(f"solution_{name}") for name in names),
             cast(_solution.c.parameters, Text).label("solution_parameters"),
@@ -140,6 +143,7 @@ def candidate_rows(
     columns = tuple(column.name for column in query.selected_columns)
     found: dict[tuple[str, str], Row] = {}
     wrong: set[tuple[str, str]] = set()
+    takes: dict[str, int] = {}
     for values in connection.execute(query):
         row = dict(zip(columns, values, strict=True))
         key = row["session_id"], row["solution_id"]
@@ -150,12 +154,28 @@ def candidate_rows(
             if key in found:
                 found[key]["proven"] = True
         elif row["seconds"] is not None:
-            found[key] = {**row, "proven": found.get(key, row).get("proven", False)}
+            known = found.setdefault(key, {**row, "screened": None, "raced": {}, "proven": False})
+            known["solution_workspace_bytes"] = row["solution_workspace_bytes"]
+            if row["phase"] == Phase.SCREEN.value:
+                known["screened"] = row["seconds"]
+            elif row["status"] == Status.OK.value:
+                known |= {"take": row["take"], "raced": _rounds(row)}
+                takes[key[0]] = max(row["take"], takes.get(key[0], 0))
     listed: dict[str, list[Row]] = {}
     for key, row in found.items():
-        if key not in wrong:
+        if row["take"] != takes.get(key[0]):  # of an earlier final of the session, or of none
+            row["raced"] = {}
+        if key not in wrong and (row["raced"] or row["screened"] is not None):
             listed.setdefault(key[0], []).append(row)
     return listed
+
+
+def _rounds(row: Row) -> dict[int, float]:
+    """The samples of a final by their rounds, which those of a reserved candidate name."""
+    samples = row["samples"] or []
+    named = (row["evidence"] or {}).get("in_rounds")
+    rounds = named if isinstance(named, list) and len(named) == len(samples) else range(len(samples))
+    return {number: seconds for number, seconds in zip(rounds, samples, strict=True) if seconds}
 
 
 def claim_rows(

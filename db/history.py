@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -13,13 +12,13 @@ from backends.problem import GemmProblem
 from backends.problem_distance import size_distance
 from backends.solution import Solution
 from db import models, neighbours
+from db.neighbours import Near
 from db.sessions import solution_values
-from db.values import among, neighbour_buckets, table
+from db.values import among, table
 
 _session = table(models.Session)
 _measurement = table(models.Measurement)
 _verdict = table(models.Verdict)
-_best = table(models.Best)
 _solution = table(models.Solution)
 _environment = table(models.Environment)
 _class = table(models.DeviceClass)
@@ -31,8 +30,8 @@ OWN_PROBLEMS, SISTER_PROBLEMS = 8, 4
 SISTERS = 8
 #: Results of a problem, the fastest first.
 RESULTS = 24
-#: Doublings of a size within which problems are near, and rows of a class that are compared at most.
-_REACH, _COMPARED = 1, 500
+#: The nearest rows of a class, by size alone, that are ordered by how full their last wave is, too.
+_COMPARED = 32
 
 
 @dataclass(frozen=True)
@@ -53,33 +52,31 @@ def nearest(
     """The fastest results of the nearest problems with the problem's types, epilogue and layout, under the
     same policy: first those of the class, then those of its sisters, the nearest problem first. Reads a fixed
     number of rows, however many there are."""
-    found = _near(connection, problem, device_class, policy_id, str(device_class))[:OWN_PROBLEMS]
+    return _results(
+        connection, [row.verdict_number for row in nearby(connection, problem, device_class, policy_id)]
+    )
+
+
+def nearby(
+    connection: Connection, problem: GemmProblem, device_class: DeviceClass, policy_id: str
+) -> list[Near]:
+    """The best rows whose sessions' results are read, in their order."""
+    own = _near(connection, problem, device_class, policy_id, str(device_class))[:OWN_PROBLEMS]
     sisters = [
-        row for name in _sisters(connection, device_class)
-        for row in _near(connection, problem, device_class, policy_id, name)
+        one for name in _sisters(connection, device_class)
+        for one in _near(connection, problem, device_class, policy_id, name)
     ]  # fmt: skip
-    sisters.sort(key=lambda row: row[0])
-    found += sisters[:SISTER_PROBLEMS]
-    return _results(connection, [(problem_id, class_id) for _, problem_id, class_id in found], policy_id)
+    return [row for _, row in own + sorted(sisters, key=lambda one: one[0])[:SISTER_PROBLEMS]]
 
 
 def _near(
     connection: Connection, problem: GemmProblem, device_class: DeviceClass, policy_id: str, class_id: str
-) -> list[tuple[float, str, str]]:
-    """(distance, problem's id, class) of a class's best rows near the problem, the nearest first."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    buckets = neighbour_buckets(problem.m, problem.n, problem.k, _REACH)
-    rows = neighbours.near(connection, class_id, policy_id, problem.kind, sizes, buckets, _COMPARED)
-    distances = {row["problem_id"]: size_distance(problem, _Sizes(row), device_class.units) for row in rows}
-    return sorted((distance, name, class_id) for name, distance in distances.items())
-
-
-class _Sizes:
-    """The sizes in a row."""
-
-    def __init__(self, row: Mapping[Any, Any]) -> None:
-        self.m, self.n, self.k = int(row["m"]), int(row["n"]), int(row["k"])
-        self.batch = int(row["batch"])
+) -> list[tuple[float, Near]]:
+    """A class's best rows near the problem with their distances, the nearest first."""
+    where = neighbours.Where(class_id, policy_id, problem.kind)
+    rows = [row for _, row in neighbours.around(connection, where, problem, _COMPARED)[: 2 * _COMPARED]]
+    found = [(size_distance(problem, row, device_class.units), row) for row in rows]
+    return sorted(found, key=lambda one: (one[0], one[1].problem_id))
 
 
 def _sisters(connection: Connection, device_class: DeviceClass) -> list[str]:
@@ -93,22 +90,20 @@ def _sisters(connection: Connection, device_class: DeviceClass) -> list[str]:
     return list(connection.scalars(query))
 
 
-def _results(connection: Connection, wanted: Sequence[tuple[str, str]], policy_id: str) -> list[PastResult]:
-    """The fastest results of the sessions that the best rows of (problem's id, class) show, in their order.
-    The queries are for all of them together: each costs a worker about 2 ms before every job."""
+def _results(connection: Connection, verdicts: Sequence[int]) -> list[PastResult]:
+    """The fastest results of the sessions of these verdicts, in their order. The queries are for all of them
+    together: each costs a worker about 2 ms before every job. They begin with the verdicts' numbers: with a
+    policy and classes in the condition, SQLite reads all best rows of these."""
     query = (
-        select(_best.c.problem_id, _best.c.device_class_id, _verdict.c.session_id, _verdict.c.baseline_id,
+        select(_verdict.c.number, _verdict.c.session_id, _verdict.c.baseline_id,
                _problem.c.content.label("problem"), _environment.c.content.label("environment"))
-        .join(_best, _best.c.verdict_number == _verdict.c.number)
         .join(_session, _session.c.id == _verdict.c.session_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
-        .join(_problem, _problem.c.id == _best.c.problem_id)
-        .where(among(connection, _best.c.problem_id, sorted({problem_id for problem_id, _ in wanted})),
-               _best.c.device_class_id.in_(sorted({class_id for _, class_id in wanted})),
-               _best.c.policy_id == policy_id)
+        .join(_problem, _problem.c.id == _verdict.c.problem_id)
+        .where(_verdict.c.number.in_(sorted(verdicts)))
     )  # fmt: skip
-    rows = {(row["problem_id"], row["device_class_id"]): row for row in connection.execute(query).mappings()}
-    shown = [rows[key] for key in wanted if key in rows]  # a row may have gone between two reads
+    rows = {row["number"]: row for row in connection.execute(query).mappings()}
+    shown = [rows[number] for number in verdicts if number in rows]  # one may have gone between two reads
     ratios = _ratios(connection, {row["session_id"]: row["baseline_id"] for row in shown})
     fastest = {name: sorted(found, key=lambda one: (found[one][1], one))[:RESULTS]
                for name, found in ratios.items()}  # fmt: skip

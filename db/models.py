@@ -246,9 +246,9 @@ class TargetVerdict(SQLModel, table=True):
 
 class Best(SQLModel, table=True):
     """Derived data: `gemmtune db rebuild` rebuilds it from the verdicts. `document` is the served answer as
-    JSON text; kind, bucket and sizes serve the search for near problems. `targets_verdict_number` is the
-    verdict whose export targets are exported: the one that the row would show if only verdicts with targets
-    counted; null if there is none."""
+    JSON text; kind and sizes serve the search for near problems, `bucket` that of earlier versions.
+    `targets_verdict_number` is the verdict whose export targets are exported: the one that the row would show
+    if only verdicts with targets counted; null if there is none."""
 
     __tablename__ = "best"
     __table_args__ = (

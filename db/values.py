@@ -89,17 +89,8 @@ def finite(value: Any) -> float | None:
 
 
 def bucket_of(m: int, n: int, k: int) -> int:
-    """The cell of the sizes' floored log2: near problems lie in the same or a neighbouring cell."""
+    """The cell of the sizes' floored log2, in which earlier versions look for near problems."""
     return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
-
-
-def neighbour_buckets(m: int, n: int, k: int, reach: int = 1) -> list[int]:
-    """The cell of the sizes and all cells within `reach` doublings of it in m, n and k."""
-    steps = range(-reach, reach + 1)
-    cells = [
-        [level + step for step in steps if level + step >= 0] for level in map(int, map(log2, (m, n, k)))
-    ]
-    return [(a << 12) | (b << 6) | c for a in cells[0] for b in cells[1] for c in cells[2]]
 
 
 def put_device_class(connection: Connection, device_class: DeviceClass, registered: bool = False) -> str:

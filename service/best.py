@@ -7,11 +7,11 @@ problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
-from math import ceil, dist, floor, gcd, log2
+from math import ceil, gcd
 from statistics import median
 from typing import Any
 
@@ -30,12 +30,9 @@ from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
 from service.nearness import Place, doubt
 
-#: Largest distance of a near problem, in doublings of the sizes; how many of the nearest with equally aligned
-#: operands are tried; among how many of the nearest those are looked for; how many notes explain rejections.
-MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 96, 3
-#: How far is looked, in doublings, one after the other: of a million rows only those are read that are near.
-_REACHES = tuple(MAX_DISTANCE / 2 ** (step / 2) for step in range(10, -1, -1))
-
+#: How many of the nearest problems with equally aligned operands are tried; among how many of the nearest
+#: those are looked for; how many notes explain rejections.
+MAX_TRIED, MAX_SEEN, MAX_NOTES = 16, 96, 3
 
 #: Kind of provenance -> what makes the claim, where it is no ordinary file.
 _SAYS = {"pretuned": "a pre-tuned table"}
@@ -286,33 +283,11 @@ class _Search:
     def _near(self) -> dict[str, Place]:
         """Near problems, the nearest first."""
         p = self._problem
-        where = (str(self._asked.device), self._asked.policy_id, p.kind)
-        sizes = {"m": p.m, "n": p.n, "k": p.k}
-        found = self._places(neighbours.same_weights(self._connection, *where, sizes))
-        weights = {
-            pair: dist(_logarithms(p.m, p.k), _logarithms(*pair))
-            for pair in neighbours.weights_near(self._connection, *where, sizes, MAX_DISTANCE)
-        }
-        for reach in _REACHES:
-            inside = [pair for pair, distance in weights.items() if distance <= reach]
-            if not inside:
-                continue
-            tokens = (ceil(p.n / 2**reach), floor(p.n * 2**reach))
-            found |= self._places(neighbours.of_weights(self._connection, *where, inside, tokens))
-            if sum(place.distance <= reach for place in found.values()) >= MAX_SEEN:
-                break
-        near = [(place.distance, name) for name, place in found.items() if place.distance <= MAX_DISTANCE]
-        return {name: found[name] for _, name in sorted(near)}
-
-    def _places(self, rows: Sequence[neighbours.Near]) -> dict[str, Place]:
-        p = self._problem
-        here = _logarithms(p.m, p.n, p.k, p.batch)
+        where = neighbours.Where(str(self._asked.device), self._asked.policy_id, p.kind)
         return {
-            row.problem_id: Place(
-                dist(here, _logarithms(row.m, row.n, row.k, row.batch)), (row.m, row.k) == (p.m, p.k), p.n
-            )
-            for row in rows
-            if row.problem_id != p.id
+            row.problem_id: Place(distance, (row.m, row.k) == (p.m, p.k), p.n)
+            for distance, row in neighbours.around(self._connection, where, p, MAX_SEEN)
+            if row.problem_id != p.id and distance <= neighbours.FARTHEST
         }
 
     def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
@@ -344,10 +319,6 @@ class _Search:
         )
         regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
         return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
-
-
-def _logarithms(*sizes: int) -> tuple[float, ...]:
-    return tuple(map(log2, sizes))
 
 
 def _written(problem: GemmProblem) -> int:

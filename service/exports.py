@@ -324,7 +324,10 @@ class _Shared:
         """A session's candidates."""
         return tuple(
             MeasuredCandidate(
-                self._solution(row["solution_id"], row, "solution_"), row["seconds"], row["proven"]
+                self._solution(row["solution_id"], row, "solution_"),
+                row["screened"],
+                row["proven"],
+                row["raced"],
             )
             for row in rows
         )

@@ -351,7 +351,8 @@ class ExportGain(Answer):
 class ExportReport(Answer):
     """What a file holds, and what it does not, by reason. `gain` is null for a file without a measured row.
     `tune_again` counts omitted rows whose winner the file cannot name, and for which no session judged what
-    it can name; `one_seed` counts written rows whose solution was verified on one seed only."""
+    it can name; `one_seed` counts written rows whose solution was verified on one seed only. `rests_on`:
+    where the writer derived a judgement from several rows, the problems of these by what shows it."""
 
     format: str
     device_class: str
@@ -362,6 +363,7 @@ class ExportReport(Answer):
     gain: ExportGain | None
     tune_again: int
     one_seed: int
+    rests_on: dict[str, list[str]]
 
 
 class BundleReport(ExportReport):

@@ -136,6 +136,8 @@ def export(
         )
     if report["one_seed"]:
         tell(f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
+    for text, slugs in report.get("rests_on", {}).items():
+        tell(f"{len(slugs)} written by {text}")
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:

@@ -364,6 +364,7 @@ EXPORT_REPORT: dict[str, Any] = {
     },
     "tune_again": 0,
     "one_seed": 0,
+    "rests_on": {},
 }
 BUNDLE_REPORT: dict[str, Any] = {
     **EXPORT_REPORT,

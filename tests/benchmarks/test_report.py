@@ -35,3 +35,12 @@ def test_several_devices_are_all_named(tmp_path: Path) -> None:
     assert document["rows"] == [1]
     assert document["commit"]
     assert document["command"].startswith("python -m benchmarks.")
+
+
+def test_a_command_has_no_places_of_one_machine_and_no_password() -> None:
+    given = ["/x/benchmarks/api.py", "near", "--folder", "/x/y", "--postgres", "postgresql://u:p@h/n"]
+    assert report.command([*given, "--rows", "9"]) == (
+        "python -m benchmarks.api near --postgres URL --rows 9"
+    )
+    written = ["/x/benchmarks/cpu.py", "load", "--output", "/x"]
+    assert report.command(written) == "python -m benchmarks.cpu load"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, insert
 
-from db import exported, models, queries
+from db import exported, models, queries, sessions
 from db.engine import writing
 from db.values import put_environment, put_problems, put_solutions, table
 from tests.db.samples import (
@@ -19,6 +20,7 @@ from tests.db.samples import (
     candidate,
     problem,
     raced,
+    screened,
     start,
     store_session,
 )
@@ -94,3 +96,24 @@ def test_exports_hold_the_newest_verdict_of_each_problem(engine: Engine) -> None
         # One that is not read to its end takes nothing from what comes after it.
         next(exported.export_rows(connection, CLASS, None))
         assert queries.revision(connection, CLASS) == 7
+
+
+def test_candidates_have_their_screening_and_the_rounds_of_the_latest_final(engine: Engine) -> None:
+    """A final that was repeated has rounds of its own; a reserved candidate names those that sampled it."""
+    both, early, reserved = candidate(1), candidate(2), candidate(3)
+    begun = start(problem())
+    first = [screened(one, 3e-6) for one in (both, early, reserved)]
+    first += [raced(one, 2e-6) for one in (both, early)]
+    again = [raced(both, 1e-6), replace(raced(reserved, 4e-6), evidence={"in_rounds": [3, 5, 9]})]
+    again[1] = replace(again[1], samples=(4e-6, 5e-6, 6e-6))
+    with writing(engine) as connection:
+        sessions.begin_session(connection, begun)
+        sessions.append_outcomes(connection, begun.id, first, 1, Counter())
+        sessions.append_outcomes(connection, begun.id, again, 2, Counter())
+        rows = exported.candidate_rows(connection, [begun.id], [both.family])[begun.id]
+    found = {row["solution_id"]: row for row in rows}
+    assert {row["screened"] for row in rows} == {3e-6}
+    assert set(found[both.id]["raced"].values()) == {1e-6}
+    assert list(found[both.id]["raced"]) == list(range(len(again[0].samples)))
+    assert found[early.id]["raced"] == {}
+    assert found[reserved.id]["raced"] == {3: 4e-6, 5: 5e-6, 9: 6e-6}

@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
-from backends.outcome import Status
-from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
-from db import fleet, gauges, models, neighbours, queries, sessions, tunings, workers
+from backends.problem import from_bmm, from_linear
+from db import fleet, gauges, models, queries, sessions, tunings, workers
 from db.classes import Classes, classes
 from db.engine import reading, writing
-from db.values import (
-    neighbour_buckets,
-    put_environment,
-    put_problems,
-    table,
-)
+from db.values import put_environment, put_problems, table
 from tests.db.samples import (
     BASELINE,
     CLASS,
@@ -30,7 +24,6 @@ from tests.db.samples import (
     candidate,
     lost,
     problem,
-    raced,
     request,
     screened,
     start,
@@ -39,11 +32,6 @@ from tests.db.samples import (
 )
 
 PROBLEM = problem()
-
-
-def column_major(n: int, dtype: str = "bf16") -> GemmProblem:
-    """As problems are stored: n tokens."""
-    return from_blas(16, n, 128, dtype, trans_a="T")
 
 
 # ---- pages -------------------------------------------------------------------------------------
@@ -227,69 +215,6 @@ def test_a_solution_with_what_it_won(engine: Engine) -> None:
         assert largest is not None
         assert largest["workspace_bytes"] == 4096
         assert queries.solution(connection, "unknown") is None
-
-
-# ---- near problems -----------------------------------------------------------------------------
-
-
-def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
-    sizes = [1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 400, 512, 800, 1024, 2000, 2048, 4096]
-    with writing(engine) as connection:
-        for n in sizes:
-            store_session(connection, start(column_major(n)))
-        store_session(connection, start(column_major(80, "fp16")))
-        store_session(connection, start(column_major(81), environment=replace(HERE, product="Another")))
-        kind = column_major(1).kind
-
-        def near(m: int, n: int, k: int, policy_id: str = POLICY.id) -> set[int]:
-            cells = neighbour_buckets(m, n, k)
-            asked = {"m": m, "n": n, "k": k}
-            return {row["n"] for row in neighbours.near(connection, CLASS, policy_id, kind, asked, cells)}
-
-        assert near(16, 90, 128) == set(sizes[:15]), "the next eight on each side"
-        assert near(17, 90, 200) == {32, 64, 100, 128, 200}, "of another m and k the cells around alone"
-        assert near(64, 90, 128) == set()
-        assert near(16, 90, 128, "another") == set()
-
-
-def test_rows_of_weights_near_by_are_found_without_reading_all(engine: Engine) -> None:
-    where = (CLASS, POLICY.id, from_mm(8, 16, 16, "bf16").kind)
-    made = [from_mm(n, m, k, "bf16") for m in (16, 24, 64, 200) for k in (32, 40, 512) for n in (1, 8, 9, 30)]
-    with writing(engine) as connection:
-        for one in made:
-            store_session(connection, start(one))
-        store_session(connection, start(from_mm(8, 16, 33, "fp16")))
-        asked = {"m": 32, "n": 8, "k": 33}
-        found = neighbours.weights_near(connection, *where, asked, 1.0)
-        assert sorted(found) == [(16, 32), (16, 40), (24, 32), (24, 40), (64, 32), (64, 40)]
-        assert neighbours.weights_near(connection, *where, asked, 1.0, limit=2) == found[:2]
-        assert neighbours.weights_near(connection, *where, {**asked, "k": 5000}, 1.0) == []
-        rows = neighbours.of_weights(connection, *where, [(16, 32), (64, 40)], (8, 9))
-        wanted = {p.id for p in made if p.m in (16, 64) and p.k in (32, 40) and p.n in (8, 9)}
-        assert {row.problem_id for row in rows} == wanted
-        line = neighbours.same_weights(connection, *where, {"m": 24, "n": 9, "k": 40})
-        assert [row.n for row in line] == [9, 30, 8, 1]
-
-
-def test_the_regret_of_a_transfer_compares_within_one_session(engine: Engine) -> None:
-    slow, fast = candidate(1), candidate(2)
-    with writing(engine) as connection:
-        for m, factor in ((32, 1.0), (64, 10.0)):
-            begun = start(problem(m))
-            sessions.begin_session(connection, begun)
-            outcomes = [
-                screened(BASELINE, 4e-6 * factor),
-                screened(slow, 3e-6 * factor),
-                screened(fast, 2e-6 * factor),
-            ]
-            outcomes += [screened(candidate(3), status=Status.CRASH), raced(slow, 1e-9)]
-            sessions.append_outcomes(connection, begun.id, outcomes, 1, Counter())
-        ids = [problem(32).id, problem(64).id]
-        rows = neighbours.transfer(connection, slow.id, ids, CLASS, POLICY.id)
-        found = {row["problem_id"]: row["seconds"] / row["best"] for row in rows}
-        assert found == pytest.approx({ids[0]: 1.5, ids[1]: 1.5})
-        assert neighbours.transfer(connection, candidate(9).id, ids, CLASS, POLICY.id) == []
-        assert neighbours.transfer(connection, slow.id, ids, CLASS, "another") == []
 
 
 # ---- devices, imports --------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import replace
 from threading import Barrier
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, func, select
 from sqlmodel import SQLModel
@@ -21,7 +20,6 @@ from db.values import (
     among,
     bucket_of,
     chunks,
-    neighbour_buckets,
     put_environment,
     put_policy,
     put_problems,
@@ -168,24 +166,6 @@ def test_a_kind_is_all_but_sizes() -> None:
     ]
     assert len({first, *(one.kind for one in others)}) == 1 + len(others)
     assert from_bmm(4, 16, 64, 128, "bf16").kind == from_bmm(9, 1, 2, 3, "bf16").kind
-
-
-@given(sizes, sizes, sizes)
-def test_the_own_cell_is_among_the_neighbours(m: int, n: int, k: int) -> None:
-    found = neighbour_buckets(m, n, k)
-    assert bucket_of(m, n, k) in found
-    assert len(found) == len(set(found)) <= 27
-    assert max(found) < 2**31, "fits an integer column"
-
-
-@settings(max_examples=200)
-@given(st.tuples(sizes, sizes, sizes), st.tuples(*[st.floats(0.5, 2)] * 3))
-def test_what_is_within_twice_or_half_lies_in_a_neighbouring_cell(
-    size: tuple[int, int, int], factors: tuple[float, float, float]
-) -> None:
-    near = [max(1, min(2**31 - 1, round(v * f))) for v, f in zip(size, factors, strict=True)]
-    near = [max(n, -(-v // 2)) for v, n in zip(size, near, strict=True)]
-    assert bucket_of(*near) in neighbour_buckets(*size)
 
 
 def test_cells_are_powers_of_two() -> None:

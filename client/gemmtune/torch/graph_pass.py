@@ -26,7 +26,7 @@ _VERSION = 3
 _VIEWS = frozenset({
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default,
 })  # fmt: skip
-#: Operations of nodes that stand before all others: inputs and parameters.
+#: Operations of nodes that depend on no other: inputs, parameters and constants.
 _GIVEN = ("placeholder", "get_attr")
 _GROUPED = grouped_operators.OPERATOR
 _TRANSPOSES = frozenset({torch.ops.aten.t.default, torch.ops.aten.permute.default})
@@ -126,6 +126,7 @@ def _siblings(graph: Any, served: Served) -> Iterator[tuple[MergedModules, list[
     if not groups:
         return
     by_input: dict[Any, list[Any]] = {}
+    places = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         found = _operands(node)
         if found is not None and _weight(found[1]) is not None:
@@ -135,7 +136,7 @@ def _siblings(graph: Any, served: Served) -> Iterator[tuple[MergedModules, list[
         while start < len(nodes):
             for group in groups.values():
                 some = nodes[start : start + len(group.sizes)]
-                if _are_of(group, some, served.runtime.type):
+                if _are_of(group, some, served.runtime.type) and _stand_before(some, places):
                     yield group, some
                     start += len(some) - 1
                     break
@@ -158,6 +159,13 @@ def _are_of(group: MergedModules, nodes: Sequence[Any], device_type: str) -> boo
     m = _value(nodes[0]).shape[0]
     # Without the group's row its products are apart: M has to be known.
     return isinstance(m, int) and group.row(m) is not None
+
+
+def _stand_before(nodes: Sequence[Any], places: dict[Any, int]) -> bool:
+    """Whether all weights and biases stand before the first product: a constant that a pass of torch's folded
+    stands where it was computed."""
+    given = (one for node in nodes for one in (_operands(node) or ())[1:])
+    return all(one is None or places[_weight(one) or one] < places[nodes[0]] for one in given)
 
 
 def _merge(graph: Any, group: MergedModules, nodes: Sequence[Any]) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
+from statistics import median
 from typing import Any, Protocol, runtime_checkable
 
 from backends.environment import DeviceClass, Environment
@@ -54,12 +55,19 @@ class TargetRow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCandidate:
-    """A candidate that the session of a row verified and timed: the median of its latest samples. `proven`:
-    it was verified on as many seeds as a winner."""
+    """A candidate that the session of a row verified and timed. `screened`: the median of its screening.
+    `proven`: it was verified on as many seeds as a winner. `raced`: round -> seconds, where it stayed in the
+    session's latest final, whose rounds timed its candidates in turn. One of the two is there."""
 
     solution: Solution
-    seconds: float
+    screened: float | None
     proven: bool
+    raced: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The median of its latest samples."""
+        return median(self.raced.values()) if self.raced else self.screened or inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,8 @@ class ExportRow:
     `targets`: export target -> its best candidate. `targets_judged`: the session judged targets, so that one
     that is missing is known to have no candidate. `proven`: the solution was verified on five seeds.
     `models`: of a pre-tuned table's row, the layers that are its problem. `candidates`: those of the families
-    that the writer compares (ComparesCandidates).
+    that the writer compares (ComparesCandidates). `rests_on`: what shows a judgement that a writer derived
+    itself, from several rows; "" for a session's own.
     """
 
     problem: GemmProblem
@@ -110,6 +119,7 @@ class ExportRow:
     proven: bool = True
     models: tuple[ModelLayer, ...] = ()
     candidates: tuple[MeasuredCandidate, ...] = ()
+    rests_on: str = ""
 
     def of_target(self, name: str) -> ExportRow | None:
         """The row with a target's best candidate as its solution; None if the target has none."""
@@ -127,13 +137,14 @@ class ExportRow:
 class Gain:
     """What one row of a file is worth: its `ratio` (baseline time over time, 1 where the default stays), and
     that of the best kernel of our own for its problem (`bundle`). None for a row that no session judged.
-    `workspace_bytes` is what its solution needs."""
+    `workspace_bytes` is what its solution needs; `rests_on` is ExportRow's."""
 
     problem: GemmProblem
     ratio: float | None
     bundle: float
     proven: bool
     workspace_bytes: int
+    rests_on: str = ""
 
     @classmethod
     def of(cls, row: ExportRow) -> Gain:
@@ -141,7 +152,8 @@ class Gain:
         if row.provenance != MEASURED:
             return cls(row.problem, None, 1.0, True, row.solution.workspace_bytes)
         ratio = _ratio(row.judgement, row.speedup)
-        return cls(row.problem, ratio, _bundle_ratio(row), row.proven, row.solution.workspace_bytes)
+        workspace = row.solution.workspace_bytes
+        return cls(row.problem, ratio, _bundle_ratio(row), row.proven, workspace, row.rests_on)
 
 
 def _ratio(judgement: str, speedup: Speedup | None) -> float:
@@ -190,7 +202,8 @@ class ExportReport:
     is written instead, if there is one).
 
     `tune_again` counts rows that are omitted because the file cannot name the winner and no session judged
-    what it can name. `one_seed` counts written rows whose solution was verified on one seed only.
+    what it can name. `one_seed` counts written rows whose solution was verified on one seed only. `rests_on`
+    has the slugs of written rows by what shows a judgement that the writer derived from several rows.
     """
 
     written: int = 0
@@ -198,6 +211,7 @@ class ExportReport:
     examples: dict[str, list[str]] = field(default_factory=dict)
     tune_again: int = 0
     one_seed: int = 0
+    rests_on: dict[str, list[str]] = field(default_factory=dict)
     #: Measured problems, and the sums of logarithms: of their best rows with a bundle alone and with both, of
     #: the written rows.
     _problems: int = 0
@@ -224,6 +238,8 @@ class ExportReport:
         """Counts a row that is written."""
         self.written += 1
         self.one_seed += not gain.proven
+        if gain.rests_on:
+            self.rests_on.setdefault(gain.rests_on, []).append(gain.problem.slug)
         if gain.ratio is not None:
             self._judged += 1
             self._log_written += log(gain.ratio)
@@ -246,12 +262,13 @@ class ExportReport:
         }
 
     def figures(self) -> dict[str, Any]:
-        """to_dict(), and what the file is worth: {"gain", "tune_again", "one_seed"}."""
+        """to_dict(), and what the file is worth: {"gain", "tune_again", "one_seed", "rests_on"}."""
         return {
             **self.to_dict(),
             "gain": self.gain(),
             "tune_again": self.tune_again,
             "one_seed": self.one_seed,
+            "rests_on": {text: list(slugs) for text, slugs in self.rests_on.items()},
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Source: vLLM, vllm/model_executor/layers/quantization/fp8.py, mxfp4.py and utils
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from backends.dtypes import dtype as dtype_of
@@ -97,9 +98,9 @@ def types_of(document: Fields, text: Fields, architecture: Architecture, asked: 
     if method == "mxfp4" and "mxfp4" in architecture.quantised and kind is None:
         return Types(_own(document, text, "bf16"), quantised_experts="mxfp4")
     if method in METHODS and "fp8" in architecture.quantised:
-        own = _own(document, text)
+        own, read = _own(document, text), _layers_read(architecture, text)
         for field in ("modules_to_not_convert", "ignore"):
-            left_as_they_were(quantised, field, text, _ADVICE, _is_elsewhere)
+            left_as_they_were(quantised, field, text, _ADVICE, read, _is_elsewhere)
         return Types(own, stored=stored_of(quantised, text, own, kind, _ADVICE))
     if method != "fp8" or "fp8" not in architecture.quantised:
         raise ReadError(
@@ -187,10 +188,19 @@ def _check_fp8(quantised: Fields, text: Fields) -> None:
                 )
 
 
-def _is_elsewhere(module: str, layers: int) -> bool:
-    """Whether a module's type does not matter here: not read, never quantised, or beyond the last layer."""
+def _layers_read(architecture: Architecture, text: Fields) -> frozenset[str]:
+    """The last part of the names of all linear layers that a quantisation is of, fused and apart."""
+    linears = architecture.layers(text, Parallel(1)).linears
+    names = [name for one in linears if not one.plain for name in (one.name, *dict(one.separate))]
+    return frozenset(name.rpartition(".")[2] for name in names)
+
+
+def _is_elsewhere(module: str, layers: int, longer: Collection[str] = ()) -> bool:
+    """Whether a module's type does not matter here: not read, never quantised, or beyond the last layer.
+    `longer`: names of layers that are meant, too, if they begin with the module's own."""
     parts = module.split(".")
-    if parts[-1] in _NEVER or parts[-1].endswith("norm") or any(part in _ELSEWHERE for part in parts):
+    never = parts[-1] in _NEVER and not any(name.startswith(parts[-1]) for name in longer)
+    if never or parts[-1].endswith("norm") or any(part in _ELSEWHERE for part in parts):
         return True
     at = parts.index("layers") + 1 if "layers" in parts[:-1] else 0
     # Multi-token prediction is stored as layers after the last.

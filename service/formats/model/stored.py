@@ -14,7 +14,7 @@ Source: vLLM, vllm/model_executor/layers/quantization/gptq_marlin.py, awq_marlin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,15 +155,20 @@ def stored_of(fields: Fields, text: Fields, own: str, kind: str | None, advice: 
 
 
 def left_as_they_were(
-    fields: Fields, field: str, text: Fields, advice: str, elsewhere: Callable[[str, int], bool]
-) -> None:
-    """Raises ReadError if a list of unquantised modules names one that is read: `elsewhere` says of a name
-    and the number of layers whether it does not matter. Patterns ("re:...") are taken by the name in them."""
+    fields: Fields, field: str, text: Fields, advice: str, read: Collection[str],
+    elsewhere: Callable[[str, int, Collection[str]], bool],
+) -> None:  # fmt: skip
+    """Raises ReadError if a list of unquantised modules names one that is read: `elsewhere` says of a name,
+    the number of layers and what longer names are meant, too, whether it does not matter. Patterns ("re:...")
+    are taken by the name in them; without "$" at the end one means longer names as well, and so does a name
+    in AWQ's list, which is of parts of names. `read`: the names of the layers that are read."""
     layers = text.whole("num_hidden_layers")
     for module in fields.texts(field) or ():
+        pattern = module.startswith("re:")
         plain = module.removeprefix("re:").strip("^$").replace(r"\.", ".").replace(".*", ".").strip(".")
         plain = ".".join(part for part in plain.split(".") if part)
-        if not elsewhere(plain, layers):
+        begins = field == "modules_to_not_convert" or (pattern and not module.endswith("$"))
+        if not elsewhere(plain, layers, read if begins else ()):
             raise ReadError(
                 f"{fields.name(field)} names {shown(module)}: leaving single layers as they were is not "
                 f"supported; {advice}"

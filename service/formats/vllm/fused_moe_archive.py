@@ -3,7 +3,7 @@ a layer (fused_moe_writer.py says by which rules)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,13 +17,13 @@ from service.formats.core.export import (
     ExportOptions,
     ExportReport,
     ExportRow,
-    MeasuredCandidate,
 )
 from service.formats.core.override import Keyed, OmittedError
 from service.formats.core.row_text import Texts
 from service.formats.core.tar_text import closing, member
 from service.formats.vllm.experts import KeyedCall
 from service.formats.vllm.fused_moe import FAMILY
+from service.formats.vllm.fused_moe_times import Pair, best
 from service.formats.vllm.parameters import (
     HIP_PARAMETERS,
     PARAMETERS,
@@ -31,13 +31,12 @@ from service.formats.vllm.parameters import (
     file_text,
     kernel_fault,
 )
-from tuners.decide import DecisionRule
+from tuners.intervals import Interval
 
 #: A file's entries reach from at most so many tokens, which decoding has, to at least so many (prefill).
 FEW_TOKENS, MANY_TOKENS = 16, 1024
 #: Numbers of tokens to tune, as messages propose them.
 PROPOSED = "1,8,16,64,256,1024,4096"
-_MARGIN = DecisionRule().margin
 
 
 class Framework(Protocol):
@@ -53,13 +52,17 @@ class Framework(Protocol):
 
 @dataclass(frozen=True)
 class _Choice:
-    """The configuration of both products: seconds are of both together, None for an imported claim."""
+    """The configuration of both products. `seconds` are of both together, None for an imported claim;
+    `speedup` is over what the framework runs untuned, of a WIN alone; `rounds` and `rests_on` say what shows
+    it."""
 
     solution: Solution
     judgement: str
     seconds: float | None
-    default_seconds: float | None
+    speedup: Interval | None
     proven: bool
+    rounds: int = 0
+    rests_on: str = ""
 
 
 @dataclass
@@ -181,13 +184,17 @@ class Archive:
         if layer is None:
             what = f"{self.stack.stack} tells entries apart by E, N, tokens and the device only"
             layer = self._layers[key] = _Layer(Keyed(report, what))
-        ratio = None
-        if choice.seconds is not None and choice.default_seconds is not None:
-            ratio = choice.default_seconds / choice.seconds
+        speedup = None
+        if choice.speedup is not None:
+            ends = choice.speedup.to_dict()
+            speedup = ends["low"] or None, choice.speedup.mid, ends["high"]
+        default_seconds = choice.seconds
+        if choice.seconds is not None and speedup is not None:
+            default_seconds = choice.seconds * speedup[1]
         row = replace(
-            up, solution=choice.solution, judgement=choice.judgement, proven=choice.proven,
-            speedup=None if ratio is None else (None, ratio, None),
-            baseline_seconds=choice.default_seconds, count=max(up.count, down.count),
+            up, solution=choice.solution, judgement=choice.judgement, proven=choice.proven, speedup=speedup,
+            baseline_seconds=default_seconds, count=max(up.count, down.count), rounds=choice.rounds,
+            rests_on=choice.rests_on,
         )  # fmt: skip
         layer.keyed.put(str(tokens), row, entry_text(tokens, choice.solution.parameters))
         layer.tokens.add(tokens)
@@ -195,24 +202,20 @@ class Archive:
 
     # ---- configurations --------------------------------------------------------------------------
 
-    def _choose(self, up: ExportRow, down: ExportRow) -> Mapping[str, tuple[MeasuredCandidate, float, bool]]:
-        """The configurations of both products, by id: the first's, the seconds of both together, and whether
-        both were proven. Raises OmittedError where there is none."""
+    def _choose(self, up: ExportRow, down: ExportRow) -> Sequence[Pair]:
+        """The configurations of both products. Raises OmittedError where there is none."""
         if IMPORTED in (up.provenance, down.provenance):
             if up.provenance != down.provenance or up.solution.id != down.solution.id:
                 raise OmittedError("what imported files say of its layer's two products differs")
             self._check_parameters(up.solution)
-            return {}
+            return []
         mine, theirs = ({one.solution.id: one for one in row.candidates} for row in (up, down))
         if not mine or not theirs:
             raise OmittedError(
                 f"no candidate of {FAMILY} was verified and timed for it: tune it again (tune --force)"
             )
-        found = {
-            name: (one, one.seconds + theirs[name].seconds, one.proven and theirs[name].proven)
-            for name, one in mine.items()
-            if name in theirs and self._nameable(one.solution)
-        }
+        both = (name for name, one in mine.items() if name in theirs and self._nameable(one.solution))
+        found = [Pair(mine[name], theirs[name]) for name in both]
         if not found:
             raise OmittedError(
                 "its layer's two products measured no configuration in common: tune both again with a larger "
@@ -220,35 +223,36 @@ class Archive:
             )
         return found
 
-    def _entry(
-        self,
-        found: Mapping[str, tuple[MeasuredCandidate, float, bool]],
-        tokens: int,
-        experts: int,
-        up: ExportRow,
-    ) -> _Choice:
+    def _entry(self, found: Sequence[Pair], tokens: int, experts: int, up: ExportRow) -> _Choice:
         """What to write for a number of tokens. Raises OmittedError."""
         if not found:
             return _Choice(up.solution, "", None, None, proven=True)
         earlier, newer = self._untuned(tokens, experts)
-        by_parameters = {tuple(sorted(of[0].solution.parameters.items())): of for of in found.values()}
-        known = by_parameters.get(earlier)
-        if known is not None and (other := by_parameters.get(newer)) is not None:
-            known = min(known, other, key=lambda of: of[1])
-        if known is None:
+        by_parameters = {tuple(sorted(of.solution.parameters.items())): of for of in found}
+        if earlier not in by_parameters:
             raise OmittedError(
                 f"what {self.stack.stack} runs untuned for its tokens was not measured for both products of "
                 "its layer: tune both again (tune --force)"
             )
-        best = min(found.values(), key=lambda of: (of[1], of[0].solution.id))
-        if known[1] >= best[1] * (1 + _MARGIN):
-            return _Choice(best[0].solution, "WIN", best[1], known[1], best[2])
+        defaults = [by_parameters[of] for of in dict.fromkeys((earlier, newer)) if of in by_parameters]
+        chosen = best(found, defaults)
+        if chosen.found is not None:
+            pair, shown = chosen.found
+            return _Choice(
+                pair.solution,
+                "WIN",
+                shown.seconds,
+                shown.ratio.inverse,
+                pair.proven,
+                shown.rounds,
+                shown.rests_on,
+            )
         if self.options.ties == "omit":
             raise OmittedError(
                 "TIE: left out, so its tokens take the nearest entry of their file if there is one "
                 "(ties=default writes the framework's own configuration out)"
             )
-        return _Choice(known[0].solution, "TIE", known[1], known[1], proven=True)
+        return _Choice(chosen.default.solution, "TIE", chosen.default.seconds, None, proven=True)
 
     def _untuned(self, tokens: int, experts: int) -> tuple[tuple[tuple[str, Parameter], ...], ...]:
         """The parameters of what earlier and newer releases run without a file."""

@@ -8,11 +8,13 @@ release of its Triton (validator TRITON). vLLM gives every member of the H200 fa
 
 **One configuration for two products.** A file's entry is for a number of tokens, and both products of a layer
 run it: gate and up together, w[E, 2 N, hidden], then down, w[E, hidden, N]. So a row is written where both
-products of its rows were tuned: of the configurations that both sessions verified and timed, the one with the
-least time for both together. It is a WIN if that time is at least 2% less than the time of what the framework
-runs untuned, which every tuning of a grouped product measures; releases differ in that, and the fastest of
-them counts. The medians of the two sessions decide, and the report's gain is theirs. Otherwise it is a TIE,
-which ties=default writes as the framework's own configuration.
+products of its rows were tuned. It is a WIN of the configuration that is fastest for both together, if it
+is shown to be faster than what the framework runs untuned, which every tuning of a grouped product measures;
+releases differ in that, and each of them counts. Where the finals of both sessions timed the two in common
+rounds, the sums of the rounds decide as in any final: with 99% confidence, and by 2%. Configurations that the
+finals did not both hold were screened apart from the default; they must be faster by 5%. The report says on
+which of these each entry rests. Otherwise it is a TIE, which ties=default writes as the framework's own
+configuration.
 
 **Tokens.** A product's rows are its tokens times the experts of a token. Problems of a model's config.json,
 of a log and of these files know their tokens by name; for others `top_k` (--top-k) gives the experts of a

@@ -65,14 +65,19 @@ def from_torchao(
     """Weights as torchao's plain int4 tensors have them: int8 or uint8 [n, k / 2], two's complements, the
     even element in the low half, and scale and zero_point [k / group, n], where W = q s + z. Or as its int8
     tensors: int8 [n, k] with scale [n] or [n, 1]. Raises WeightError."""
-    if scale.dim() < 2 or scale.shape == (qdata.shape[0], 1):
+    if scale.dim() < 2 or (qdata.dim() and scale.shape == (qdata.shape[0], 1)):
         if qdata.dtype is not torch.int8 or zero_point is not None:
             raise WeightError(
                 f"a scale of {list(scale.shape)} is of int8 weights [N, K] without zero points; qdata is "
                 f"{qdata.dtype}"
             )
         return QuantizedWeight(qdata.contiguous(), scale.reshape(-1, 1), group_size=group_size).check()
-    if qdata.dtype not in (torch.int8, torch.uint8) or qdata.dim() != 2 or scale.shape[1] != qdata.shape[0]:
+    if (
+        qdata.dtype not in (torch.int8, torch.uint8)
+        or qdata.dim() != 2
+        or scale.dim() != 2
+        or scale.shape[1] != qdata.shape[0]
+    ):
         raise WeightError(
             f"qdata is {list(qdata.shape)} of {qdata.dtype} and scale {list(scale.shape)}; torchao stores "
             "[N, K / 2] of int8 and [K / group, N]"
@@ -118,8 +123,10 @@ def from_compressed_tensors(
             "words, which the stored form does not have"
         )
     scales = weight_scale.contiguous()
-    size = data.shape[1] * 8 // bits // (scales.shape[1] if scales.dim() == 2 else 1)
-    _check_order(weight_g_idx, k, group_size or size, "weight_g_idx")
+    size = k // max(
+        scales.shape[1] if scales.dim() == 2 else 1, 1
+    )  # no group: refused with the scales' shape
+    _check_order(weight_g_idx, k, group_size or max(size, 1), "weight_g_idx")
     if bits == 8:
         if weight_zero_point is not None and bool((weight_zero_point != 0).any()):
             raise WeightError("weight_zero_point: int8 weights are taken without zero points alone")
@@ -141,7 +148,7 @@ def from_gptq(
     k, which must be in order. Raises WeightError."""
     if checkpoint_format not in ("gptq", "gptq_v2"):
         raise WeightError(f"checkpoint_format {checkpoint_format!r} is neither gptq nor gptq_v2")
-    if bits not in (4, 8) or qweight.dtype is not torch.int32 or qweight.dim() != 2:
+    if bits not in (4, 8) or qweight.dtype is not torch.int32 or qweight.dim() != 2 or not qweight.numel():
         raise WeightError(
             f"qweight is {list(qweight.shape)} of {qweight.dtype} with {bits} bits; GPTQ stores int32 [K / "
             "8, N] for 4 bits and [K / 4, N] for 8"
@@ -149,7 +156,7 @@ def from_gptq(
     count, (_, n) = 32 // bits, qweight.shape
     integers = _apart(qweight, bits).permute(0, 2, 1).reshape(-1, n).t().contiguous()  # [n, k]
     k = integers.shape[1]
-    if scales.dim() != 2 or scales.shape[1] != n or k % scales.shape[0]:
+    if not _fits(scales, n, k):
         raise WeightError(f"scales is {list(scales.shape)}; weights of [K {k}, N {n}] have [K / group, {n}]")
     groups = scales.shape[0]
     _check_order(g_idx, k, k // groups, "g_idx")
@@ -189,10 +196,10 @@ def _gptq_zeros(stored: Any, checkpoint_format: str, bits: int) -> Any:
 def from_awq(qweight: Any, scales: Any, qzeros: Any = None) -> QuantizedWeight:
     """Weights of AWQ's version gemm, 4 bits: int32 [k, n / 8] packed along n in the order 0, 2, 4, 6, 1, 3,
     5, 7; scales [k / group, n]; qzeros [k / group, n / 8] packed alike. Raises WeightError."""
-    if qweight.dtype is not torch.int32 or qweight.dim() != 2:
+    if qweight.dtype is not torch.int32 or qweight.dim() != 2 or not qweight.numel():
         raise WeightError(f"qweight is {list(qweight.shape)} of {qweight.dtype}; AWQ stores int32 [K, N / 8]")
     k, n = qweight.shape[0], qweight.shape[1] * 8
-    if scales.dim() != 2 or scales.shape[1] != n or k % scales.shape[0]:
+    if not _fits(scales, n, k):
         raise WeightError(f"scales is {list(scales.shape)}; weights of [K {k}, N {n}] have [K / group, {n}]")
     groups, zeros = scales.shape[0], None
     if qzeros is not None:
@@ -208,7 +215,8 @@ def from_mxfp4(blocks: Any, scales: Any, *, expert: int | None = None) -> Quanti
     """Weights of MXFP4 as gpt-oss stores them: uint8 blocks [n, k / 32, 16], two elements to a byte, the even
     one in the low half, and scales [n, k / 32]. Of experts, [E, n, k / 32, 16] and [E, n, k / 32], `expert`
     says which. Raises WeightError."""
-    if blocks.dtype is not torch.uint8 or blocks.dim() not in (3, 4) or blocks.shape[-1] != MX_GROUP // 2:
+    shaped = blocks.dim() in (3, 4) and blocks.shape[-1] == MX_GROUP // 2 and blocks.numel() > 0
+    if blocks.dtype is not torch.uint8 or not shaped:
         raise WeightError(
             f"blocks is {list(blocks.shape)} of {blocks.dtype}; gpt-oss stores MXFP4 as uint8 "
             "[N, K / 32, 16], or [E, N, K / 32, 16] for E experts"
@@ -228,6 +236,12 @@ def from_mxfp4(blocks: Any, scales: Any, *, expert: int | None = None) -> Quanti
         blocks, scales = blocks[expert], scales[expert]
     data = blocks.reshape(blocks.shape[0], -1)
     return QuantizedWeight(data.contiguous(), scales.contiguous()).check()
+
+
+def _fits(scales: Any, n: int, k: int) -> bool:
+    """Whether scales are [groups, n] of groups that divide k."""
+    groups, columns = scales.shape if scales.dim() == 2 else (0, 0)
+    return groups > 0 and columns == n and k % int(groups) == 0
 
 
 def _awq_integers(words: Any) -> Any:

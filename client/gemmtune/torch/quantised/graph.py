@@ -13,7 +13,7 @@ from gemmtune.torch.quantised.form import Form, form_of
 if TYPE_CHECKING:
     from gemmtune.torch.merged import MergedWeights
 
-#: Operations of nodes that stand before all others: inputs, parameters and buffers.
+#: Operations of nodes that depend on no other: inputs, parameters, buffers and constants.
 _GIVEN = ("placeholder", "get_attr")
 
 
@@ -36,6 +36,7 @@ def merge_weights(graph: Any, groups: Sequence[MergedWeights]) -> int:
         return 0
     by_forms = {(tuple(group.forms), group.has_bias): group for group in groups}
     by_input: dict[Any, list[_Linear]] = {}
+    places = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         found = _linear(node)
         if found is not None:
@@ -44,18 +45,24 @@ def merge_weights(graph: Any, groups: Sequence[MergedWeights]) -> int:
     for linears in by_input.values():
         start = 0
         while start < len(linears):
-            some = _merged(linears[start:], by_forms)
+            some = _merged(linears[start:], by_forms, places)
             count += bool(some)
             start += len(some) or 1
     return count
 
 
-def _merged(linears: Sequence[_Linear], by_forms: dict[Any, MergedWeights]) -> Sequence[_Linear]:
+def _merged(
+    linears: Sequence[_Linear], by_forms: dict[Any, MergedWeights], places: dict[Any, int]
+) -> Sequence[_Linear]:
     """The first of the linears that a group's row computes together, which become one node; none if there is
-    no such group."""
+    no such group. `places`: of the graph's nodes."""
     for (forms, has_bias), group in by_forms.items():
         some = linears[: len(forms)]
         if tuple(one.form for one in some) != forms or len({one[3:6] for one in some}) != 1:
+            continue
+        # A constant that a pass of torch's folded stands where it was computed, maybe after the first.
+        first = places[some[0].node]
+        if any(places[node] > first for one in some for node in one.tensors if node is not None):
             continue
         x = some[0].input.meta["val"]
         sizes = x.shape[:-1]

@@ -12,6 +12,7 @@ from gemmtune.torch import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
+    from_mxfp4,
     from_tinygemm,
     from_torchao,
 )
@@ -204,3 +205,27 @@ _REFUSED: list[tuple[str, Callable[[], Any]]] = [
 def test_what_is_refused_says_why(match: str, read: Callable[[], Any]) -> None:
     with pytest.raises(WeightError, match=match):
         read()
+
+
+def test_tensors_without_elements_are_refused() -> None:
+    """A file that was cut short has them; they are no error of torch's, and no division by zero."""
+
+    def empty(*shape: int, dtype: Any = torch.int32) -> Any:
+        return torch.zeros(shape, dtype=dtype)
+
+    few, none = torch.ones(1, 8), torch.ones(0, 8)
+    reads: tuple[Callable[[], Any], ...] = (
+        lambda: from_gptq(empty(4, 8), none, checkpoint_format="gptq_v2"),
+        lambda: from_gptq(empty(0, 8), few, checkpoint_format="gptq_v2"),
+        lambda: from_gptq(empty(4, 0), few[:, :0], checkpoint_format="gptq_v2"),
+        lambda: from_awq(empty(32, 1), none),
+        lambda: from_awq(empty(0, 1), few),
+        lambda: from_compressed_tensors(empty(8, 4), none.t()),
+        lambda: from_compressed_tensors(empty(8, 4), none.t(), weight_g_idx=torch.arange(32)),
+        lambda: from_mxfp4(empty(0, 1, 16, dtype=torch.uint8), empty(0, 1, dtype=torch.uint8)),
+        lambda: from_torchao(empty(dtype=torch.int8), few),
+        lambda: from_torchao(empty(8, 16, dtype=torch.int8), few[..., None]),
+    )
+    for read in reads:
+        with pytest.raises(WeightError):
+            read()

@@ -121,6 +121,20 @@ def test_modules_that_are_never_quantised_may_be_named() -> None:
     assert routed["gate"].dtype_a == "bf16"
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen1.5-moe-a2.7b"])
+def test_a_router_whose_name_is_that_of_a_longer_one_is_no_router_alone(model: str) -> None:
+    """compressed-tensors' patterns match the beginnings of names, and AWQ's list parts of them: "gate" is
+    gate_proj, too, where the model has one."""
+    for quantised in (
+        compressed(INT4, ignore=["re:.*mlp.gate"]), compressed(INT4, ignore=["re:.*gate.*"]),
+        {**AWQ, "modules_to_not_convert": ["gate"]},
+    ):  # fmt: skip
+        with pytest.raises(ReadError, match="leaving single layers as they were is not supported"):
+            layers(quantised, model)
+    only = compressed(INT4, ignore=["re:.*mlp.gate$", "model.layers.0.mlp.gate", "re:.*lm_head"])
+    assert layers(only, model)["o_proj"].dtype_a == "uint4"
+
+
 @pytest.mark.parametrize(
     ("quantised", "words"),
     [

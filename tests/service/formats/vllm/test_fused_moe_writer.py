@@ -155,6 +155,73 @@ def test_only_configurations_that_both_products_verified_count() -> None:
     assert "what vLLM runs untuned for its tokens was not measured" in only_reason(layer(times=without))
 
 
+def raced(rows: Sequence[ExportRow], times: Mapping[Solution, Sequence[float]]) -> list[ExportRow]:
+    """The rows with rounds of a final: each configuration's screened seconds times these."""
+    return [
+        replace(
+            one,
+            candidates=tuple(
+                replace(c, raced={n: c.screened * of for n, of in enumerate(times[c.solution])})
+                if c.screened is not None and c.solution in times
+                else c
+                for c in one.candidates
+            ),
+        )
+        for one in rows
+    ]
+
+
+#: Noise of rounds: the median is 1.
+NOISE = [1 + 0.1 * ((7 * number) % 11 - 5) / 5 for number in range(33)]
+#: WIDE is 10% faster than both defaults where they were screened.
+CLOSE: Times = {FEW: (3e-5, 2e-5), MANY: (3e-5, 2e-5), WIDE: (2.7e-5, 1.8e-5)}
+
+
+def test_a_race_of_both_products_decides_where_there_is_one() -> None:
+    """By its screenings WIDE is 10% faster. In the rounds of the finals it is 3% slower, or faster by no more
+    than noise, or as much faster as the screenings say."""
+    screened = layer(times=CLOSE)
+    _, report = written(screened)
+    (basis,) = report.rests_on
+    assert basis.startswith("separate screenings of both products")
+    assert [len(slugs) for slugs in report.rests_on.values()] == [3]
+    steady = dict.fromkeys((FEW, MANY), [1.0] * 33)
+    slower = raced(screened, {**steady, WIDE: [1.03 / 0.9 * of for of in NOISE]})
+    assert only_reason(slower).startswith("TIE: left out")
+    unsure = raced(screened, {**steady, WIDE: [0.97 / 0.9 * of for of in NOISE]})
+    assert only_reason(unsure).startswith("TIE: left out")
+    files, report = written(raced(screened, {**steady, WIDE: [1 + (of - 1) / 10 for of in NOISE]}))
+    assert files[NAME]["16"] == dict(WIDE.parameters)
+    (basis,) = report.rests_on
+    assert basis.startswith("finals of both products timed")
+    gain = report.gain()
+    assert gain is not None
+    assert gain["geometric_mean"] == pytest.approx(1 / 0.9, rel=0.01)
+
+
+def test_times_of_a_final_and_of_a_screening_are_never_compared() -> None:
+    """The finals of the defaults alone, on a device that had slowed down by then, do not make WIDE a winner;
+    nor is one that no phase timed beside them."""
+    even: Times = {FEW: (3e-5, 2e-5), MANY: (3e-5, 2e-5), WIDE: (3e-5, 2e-5)}
+    assert only_reason(raced(layer(times=even), dict.fromkeys((FEW, MANY), [1.2] * 33))).startswith("TIE")
+    apart = [
+        replace(one, candidates=tuple(
+            replace(c, screened=None, raced=dict.fromkeys(range(33), 1e-9)) if c.solution == WIDE else c
+            for c in one.candidates
+        )) for one in layer(times=even)
+    ]  # fmt: skip
+    assert only_reason(apart).startswith("TIE")
+
+
+def test_separate_timings_need_a_larger_gain_than_a_race() -> None:
+    near: Times = {FEW: (3e-5, 2e-5), MANY: (3e-5, 2e-5), WIDE: (2.9e-5, 1.93e-5)}
+    assert only_reason(layer(times=near)).startswith("TIE: left out")
+    rounds = raced(layer(times=near), dict.fromkeys((FEW, MANY, WIDE), [1.0] * 33))
+    assert written(rounds)[0][NAME]["1"] == dict(WIDE.parameters)
+    few = raced(layer(times=near), dict.fromkeys((FEW, MANY, WIDE), [1.0] * 5))
+    assert only_reason(few).startswith("TIE: left out"), "five rounds decide nothing"
+
+
 def test_one_that_was_verified_on_one_seed_is_counted() -> None:
     rows = [
         replace(

@@ -1,0 +1,57 @@
+"""The section of docs/performance.md about low-bit products, from the results of benchmarks.lowbit that exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import percent, source, table, times
+from benchmarks.lowbit import by_model
+from benchmarks.lowbit_layers import DEVICES, MODELS
+
+#: Result -> what it measured.
+RESULTS: Mapping[str, str] = {
+    "lowbit": "Few rows",
+    "lowbit-many-columns": "16-bit activations, more rows",
+    "lowbit-bytes": "8-bit activations",
+    "lowbit-blocks": "8-bit floats with scales of blocks",
+}
+_HEADS = (
+    "kind", "model", "tensor parallelism", "rows", "layers", "over torch's call", "over the default",
+    "over torch.mm of bf16", "of the bound",
+)  # fmt: skip
+
+
+def section(results: Path) -> str:
+    """Geometric means of every model and tensor parallelism; "" where there is no result."""
+    parts = []
+    for name, title in RESULTS.items():
+        path = results / f"{name}.json"
+        if path.exists():
+            document = json.loads(path.read_text())
+            lines = [_line(one) for one in by_model(document["rows"])]
+            part = "" if document["complete"] else _partial(document)
+            parts.append(f"### {title}\n\n{part}{table(_HEADS, lines)}\n{source(document)}\n")
+    if not parts:
+        return ""
+    head = (
+        "## Low-bit products\n\nGeometric means over a model's linear layers as tensor parallelism shares them, cold "
+        "weights: the time of torch's own call for the type, of the default (that call with its result copied to D) and "
+        "of torch.mm with bf16 weights, over that of the tuning's winner; and the share of the bound, the time to read and "
+        "write at the measured bandwidth. What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
+        f"of {', '.join(MODELS)} with tensor parallelism of {' and '.join(map(str, DEVICES))}.\n\n"
+    )
+    return head + "\n".join(parts)
+
+
+def _line(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        one["kind"], one["model"], str(one["tp"]), str(one["m"]), str(one["rows"]), times(one["over_torch"]),
+        times(one["over_default"]), times(one["over_bf16"]), percent(one["share_of_bound"]),
+    )  # fmt: skip
+
+
+def _partial(document: Mapping[str, Any]) -> str:
+    return f"{len(document['rows'])} of {document['rows_wanted']} products were measured.\n\n"
