@@ -1,5 +1,6 @@
 """The experts of a mixture of experts: rows sorted by expert on the device, two grouped products, weighted
-sums."""
+sums. What lies between the products are single kernels on a GPU (glue.py), and torch's operations elsewhere
+and where gradients flow."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped import glue
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
+
+OPERATORS = torch.ops.gemmtune
 
 
 def moe(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
@@ -34,6 +38,11 @@ def moe(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
             f"gate_up is {list(gate_up.shape)} and down {list(down.shape)}; they must be "
             "[experts, 2 * intermediate, hidden] and [experts, hidden, intermediate]"
         )
+    if glue.serves(x, gate_up, down, weights, ids):
+        ends, rows, place = OPERATORS.moe_route(ids, experts)
+        hidden = grouped_mm(OPERATORS.moe_gather(x, rows, ends), gate_up, ends)
+        out = grouped_mm(OPERATORS.moe_silu_mul(hidden, ends), down, ends)
+        return OPERATORS.moe_sum(out, place, ids, weights, experts)
     rows, ends, place, here = sorted_rows(ids, experts)
     hidden = grouped_mm(x[rows], gate_up, ends)
     gate, up = hidden.chunk(2, dim=-1)
