@@ -45,6 +45,7 @@ from backends.registry import FoundDevice
 from benchmarks import grouped
 from benchmarks.client_quantised import measured
 from benchmarks.cuda_tuned import Tuned, kernel_cache, machine, say, tune
+from benchmarks.graph_time import Timer, graph_timer, host_timer, interleaved
 from benchmarks.report import geometric_mean, write
 from tuners.device_client import DeviceClient
 from tuners.policy import MeasurementPolicy
@@ -162,9 +163,6 @@ def write_bundles(
 
 # ---- layers --------------------------------------------------------------------------------------
 
-#: Takes no arguments and returns microseconds of a call, of all copies once.
-Timer = Callable[[], float]
-
 
 def operands(torch: Any, case: Case, device: Any) -> tuple[Any, Any, Any, list[tuple[Any, Any]]]:
     """x, weights, ids, and copies of both experts' weights."""
@@ -199,37 +197,6 @@ def exact(torch: Any, x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -
 def distance(found: Any, expected: Any) -> float:
     """The root mean square of a difference over that of the values; not a number if a value is none."""
     return float((found.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-
-
-def graph_timer(torch: Any, calls: Sequence[Callable[[], Any]]) -> Timer:
-    """Replays a graph of all calls."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-
-    def once() -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e3 / len(calls)
-
-    return once
-
-
-def host_timer(calls: Sequence[Callable[[], Any]]) -> Timer:
-    """Calls one after another, by the host's clock."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        for call in calls:
-            call()
-        return (time.perf_counter() - begin) * 1e6 / len(calls)
-
-    return once
 
 
 def layer_row(torch: Any, case: Case, bundles: Mapping[str, Path], device: Any) -> dict[str, Any]:
@@ -285,18 +252,6 @@ def _refuse(way: str, error: float, hits: int, rows: int | None) -> None:
         raise GemmtuneError(f"{way}: the layer is off by {error:.3g} of its values; {_ERROR} is allowed")
     if hits != (rows or 0):
         raise GemmtuneError(f"{way}: {hits} of the bundle's {rows} products ran by its rows")
-
-
-def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
-    """Way -> its times, one a round. Each round begins with another way, so that none always follows the
-    same."""
-    names = list(timers)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            times[name].append(timers[name]())
-    return times
 
 
 def figures(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from backends.kernel_checks.candidates import environment_of
 from backends.packages.bundle import BundleBuilder, describe_row
 from backends.toolchains.triton import missing
 from benchmarks import grouped, moe_layer
+from benchmarks.graph_time import interleaved
 from benchmarks.moe_layer import FUSED, Case
 from tuners.decide import Judgement
 
@@ -69,7 +70,7 @@ def test_rounds_begin_with_each_way_in_turn() -> None:
 
         return once
 
-    times = moe_layer.interleaved({"ours": timer("ours", 2.0), "torch": timer("torch", 3.0)}, 3)
+    times = interleaved({"ours": timer("ours", 2.0), "torch": timer("torch", 3.0)}, 3)
     assert times == {"ours": [2.0] * 3, "torch": [3.0] * 3}
     assert called == ["ours", "torch", "torch", "ours", "ours", "torch"]
 
