@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped.scaled import TYPE
+
 #: Whether Triton is installed, which torch for CUDA and ROCm brings along.
 TRITON = find_spec("triton") is not None
 #: Types of the rows.
@@ -41,12 +43,12 @@ for _schema in (
 
 
 def serves(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> bool:
-    """Whether moe() of these runs by the kernels here: all of one GPU, of 16-bit floats, and none that a
-    gradient flows to."""
+    """Whether moe() of these runs by the kernels here: all of one GPU, x of 16-bit floats, the experts of the
+    same or of 8-bit floats, and none that a gradient flows to."""
     every = (x, gate_up, down, weights, ids)
     if not TRITON or x.dim() != 2 or x.device.type != "cuda" or any(one.device != x.device for one in every):
         return False
-    if x.dtype not in _TYPES or gate_up.dtype != x.dtype or down.dtype != x.dtype:
+    if x.dtype not in _TYPES or gate_up.dtype not in (x.dtype, TYPE) or down.dtype != gate_up.dtype:
         return False
     if ids.dtype not in _IDS or not weights.is_floating_point() or not x.numel() or not ids.numel():
         return False
@@ -55,7 +57,8 @@ def serves(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> bool:
     return not (torch.is_grad_enabled() and any(one.requires_grad for one in every))
 
 
-def _kernels() -> Any:
+def kernels() -> Any:
+    """The module of the kernels."""
     from gemmtune.torch.grouped import glue_kernels  # noqa: PLC0415  (needs Triton)
 
     return glue_kernels
@@ -85,11 +88,11 @@ def route(ids: Any, experts: int) -> tuple[Any, Any, Any]:
     ids, chosen, n = ids.contiguous(), ids.shape[1], ids.numel()
     ends = ids.new_empty(experts, dtype=torch.int32)
     rows, place = ids.new_empty(n, dtype=torch.int64), torch.empty_like(ids, dtype=torch.int64)
-    kernels = _kernels()
+    module = kernels()
     with launching(ids):
         if n <= _FEW:
             block = min(_ROUND, _power(n, 32))
-            kernels.route_few[(experts + 1,)](
+            module.route_few[(experts + 1,)](
                 ids, ends, rows, place, n, experts, CHOSEN=chosen, BLOCK=block,
                 num_warps=max(1, block // _WARP),
             )  # fmt: skip
@@ -97,13 +100,11 @@ def route(ids: Any, experts: int) -> tuple[Any, Any, Any]:
         blocks = -(-n // _BLOCK)
         counts = ids.new_empty((experts + 1, blocks), dtype=torch.int32)
         starts = torch.empty_like(counts)
-        kernels.route_count[(blocks,)](
-            ids, counts, n, experts, blocks, BLOCK=_BLOCK, BINS=_power(experts + 2)
-        )
-        kernels.route_starts[(experts + 1,)](
+        module.route_count[(blocks,)](ids, counts, n, experts, blocks, BLOCK=_BLOCK, BINS=_power(experts + 2))
+        module.route_starts[(experts + 1,)](
             counts, starts, ends, experts, blocks, CHUNK=_CHUNK, BLOCKS=_power(blocks)
         )
-        kernels.route_scatter[(blocks,)](
+        module.route_scatter[(blocks,)](
             ids, starts, rows, place, n, experts, blocks, CHOSEN=chosen, BLOCK=_BLOCK, PART=_PART
         )
     return ends, rows, place
@@ -115,7 +116,7 @@ def gather(x: Any, rows: Any, ends: Any) -> Any:
     out = x.new_empty((rows.shape[0], width))
     grid, block, warps = tiled(rows.shape[0], width)
     with launching(x):
-        _kernels().gather[grid](x, rows, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
+        kernels().gather[grid](x, rows, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
     return out
 
 
@@ -126,7 +127,7 @@ def silu_mul(gate_up: Any, ends: Any) -> Any:
     out = gate_up.new_empty((gate_up.shape[0], width))
     grid, block, warps = tiled(gate_up.shape[0], width)
     with launching(gate_up):
-        _kernels().silu_mul[grid](gate_up, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
+        kernels().silu_mul[grid](gate_up, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
     return out
 
 
@@ -138,7 +139,7 @@ def weighted_sum(y: Any, place: Any, ids: Any, weights: Any, experts: int) -> An
     out = y.new_empty((tokens, width))
     grid, block, warps = tiled(tokens, width)
     with launching(y):
-        _kernels().weighted_sum[grid](
+        kernels().weighted_sum[grid](
             y, place, ids, weights, out, experts, WIDTH=width, CHOSEN=chosen, BLOCK=block, num_warps=warps
         )
     return out

@@ -142,3 +142,51 @@ def weighted_sum(
         part = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0).to(tl.float32)
         total += tl.where(here, weight * part, 0.0)
     tl.store(out + token * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+# ---- 8-bit floats with scales of blocks ----------------------------------------------------------
+
+
+@triton.jit
+def in_blocks(values):
+    """Rows of 128 elements over their scales, and the scales: the largest magnitude over 448, e4m3's largest
+    number. A block of zeros has the scale 1. Divisions are rounded to nearest, as torch's are."""
+    largest = tl.max(tl.abs(values), 1)
+    scales = tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32))
+    scales = tl.where(largest < 1e-30, 1.0, scales)
+    return tl.div_rn(values, tl.broadcast_to(scales[:, None], values.shape)), scales
+
+
+@triton.jit
+def gather_in_blocks(
+    x, rows, end, out, scales, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """gather() whose rows are 8-bit floats with a scale for 128 elements. BLOCKS: scales of a row; TILE:
+    those of a program."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(end):
+        block = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+        inside = column < WIDTH
+        source = tl.load(rows + row)
+        found, scale = in_blocks(tl.load(x + source * WIDTH + column, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + row * WIDTH + column, found.to(out.dtype.element_ty), mask=inside)
+        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
+
+
+@triton.jit
+def silu_in_blocks(
+    gate_up, end, out, scales, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """silu_mul() whose result, still in fp32, becomes 8-bit floats with a scale for 128 elements."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(end):
+        block = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+        inside = column < WIDTH
+        at = gate_up + row * 2 * WIDTH + column
+        gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        found, scale = in_blocks(gate / (1.0 + tl.exp(-gate)) * up)
+        tl.store(out + row * WIDTH + column, found.to(out.dtype.element_ty), mask=inside)
+        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)

@@ -24,12 +24,18 @@ KERNELS: dict[str, tuple[str, dict[str, int]]] = {
         "y *bf16, place *i64, ids *i64, weights *fp32, out *bf16, experts i32",
         {"WIDTH": 2048, "CHOSEN": 8, "BLOCK": 256},
     ),
+    "gather_in_blocks": (
+        "x *bf16, rows *i64, end *i32, out *fp8e4nv, scales *fp32", {"WIDTH": 2048, "BLOCKS": 16, "TILE": 2},
+    ),
+    "silu_in_blocks": (
+        "gate_up *bf16, end *i32, out *fp8e4nv, scales *fp32", {"WIDTH": 768, "BLOCKS": 6, "TILE": 2},
+    ),
 }  # fmt: skip
 
 
 def names(arch: str) -> list[str]:
-    """The kernels that an architecture has."""
-    return list(KERNELS)
+    """The kernels that an architecture runs: those of 8-bit floats are NVIDIA's."""
+    return [name for name in KERNELS if arch.startswith("sm_") or "blocks" not in name]
 
 
 def compiled(name: str, arch: str) -> str:
@@ -50,6 +56,6 @@ def compiled(name: str, arch: str) -> str:
     )  # fmt: skip
     cuda = arch.startswith("sm_")
     target = GPUTarget("cuda", int(arch[3:]), 32) if cuda else GPUTarget("hip", arch, 64)
-    warps = 1 if constants.get("BLOCK") == 256 and not name.startswith("route") else 4
+    warps = 4 if name.startswith("route") else 1
     made = triton.compile(source, target=target, options={"num_warps": warps})
     return str(made.asm["ptx" if cuda else "amdgcn"])

@@ -31,6 +31,7 @@ def test_interpreted_kernels_are_right() -> None:
     found = {one["check"]: one["wrong"] for one in map(json.loads, done.stdout.splitlines())}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
     assert {"one token", "blocks", "rows of 77 torch.float16", "a compiled layer"} <= set(found)
+    assert {"8-bit rows of 200 torch.bfloat16", "an 8-bit layer"} <= set(found)
 
 
 @WITH_TRITON
@@ -78,10 +79,13 @@ def test_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     half, fp32 = torch.bfloat16, torch.float32
     assert glue.serves(*given())
     assert glue.serves(*given(ids=Told((7, 2), torch.int32), weights=Told((7, 2), half)))
+    small = torch.float8_e4m3fn
+    assert glue.serves(*given(gate_up=Told((5, 64, 48), small), down=Told((5, 48, 32), small)))
     for changed in (
         {"x": Told((7, 48), half, "cpu")},
         {"down": Told((5, 48, 32), half, "cuda:1")},
         {"x": Told((7, 48), torch.float16)},
+        {"gate_up": Told((5, 64, 48), small)},
         {"x": Told((7, 48), fp32), "gate_up": Told((5, 64, 48), fp32), "down": Told((5, 48, 32), fp32)},
         {"x": Told((0, 48), half), "ids": Told((0, 2), torch.int64), "weights": Told((0, 2), fp32)},
         {"x": Told((7, 48, 1), half)},
