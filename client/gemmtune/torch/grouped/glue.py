@@ -17,6 +17,8 @@ from gemmtune.torch.grouped.scaled import TYPE
 
 #: Whether Triton is installed, which torch for CUDA and ROCm brings along.
 TRITON = find_spec("triton") is not None
+#: torch's name of a GPU, also of AMD's.
+_DEVICE = "cuda"
 #: Types of the rows.
 _TYPES = (torch.bfloat16, torch.float16)
 _IDS = (torch.int32, torch.int64)
@@ -29,6 +31,8 @@ _MOST_CHOSEN = 64
 #: would be several launches of its own, and six more make ends and places of it.
 _FEW = 4096
 _ROUND, _BLOCK, _PART, _CHUNK = 1024, 256, 32, 2048
+#: Bins of a histogram at least: a thread of AMD's waves has one.
+_WAVE = 64
 #: Elements of a row that a warp takes, and a program of a launch that fills the GPU, which has fewer programs
 #: than _FILLED if each takes the latter.
 _WARP, _WIDE, _FILLED = 256, 1024, 512
@@ -46,7 +50,7 @@ def serves(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> bool:
     """Whether moe() of these runs by the kernels here: all of one GPU, x of 16-bit floats, the experts of the
     same or of 8-bit floats, and none that a gradient flows to."""
     every = (x, gate_up, down, weights, ids)
-    if not TRITON or x.dim() != 2 or x.device.type != "cuda" or any(one.device != x.device for one in every):
+    if not TRITON or x.dim() != 2 or x.device.type != _DEVICE or any(one.device != x.device for one in every):
         return False
     if x.dtype not in _TYPES or gate_up.dtype not in (x.dtype, TYPE) or down.dtype != gate_up.dtype:
         return False
@@ -100,7 +104,8 @@ def route(ids: Any, experts: int) -> tuple[Any, Any, Any]:
         blocks = -(-n // _BLOCK)
         counts = ids.new_empty((experts + 1, blocks), dtype=torch.int32)
         starts = torch.empty_like(counts)
-        module.route_count[(blocks,)](ids, counts, n, experts, blocks, BLOCK=_BLOCK, BINS=_power(experts + 2))
+        bins = _power(experts + 2, _WAVE)
+        module.route_count[(blocks,)](ids, counts, n, experts, blocks, BLOCK=_BLOCK, BINS=bins)
         module.route_starts[(experts + 1,)](
             counts, starts, ends, experts, blocks, CHUNK=_CHUNK, BLOCKS=_power(blocks)
         )
