@@ -7,6 +7,7 @@
     gemmtune.torch.grouped_mm(x, weight, offs)         rows of groups by the groups' weights
     gemmtune.torch.scaled_grouped_mm(x, weight, scale_x, scale_w, offs)
                                                        the same of 8-bit floats with scales
+    gemmtune.torch.moe(x, gate_up, down, weights, ids) the experts of a layer, of 16 or 8 bits
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
     gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
 
