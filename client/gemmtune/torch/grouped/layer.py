@@ -56,8 +56,9 @@ def moe(
     else:
         gate, up = grouped_mm(x[rows], gate_up, ends).chunk(2, dim=-1)
         out = grouped_mm(torch.nn.functional.silu(gate) * up, down, ends)
-    # Rows of no expert are undefined, and may be NaN.
-    found = torch.where(here[..., None], out[place].float() * weights[..., None].float(), 0.0)
+    # Rows of no expert are undefined, and may be NaN: they are replaced before they are multiplied, or the
+    # gradient of their weight would be 0 * NaN.
+    found = torch.where(here[..., None], out[place].float(), 0.0) * weights[..., None].float()
     return found.sum(1).to(x.dtype)
 
 

@@ -62,6 +62,25 @@ def test_rows_of_no_expert_have_no_gradients() -> None:
     assert torch.equal(x.grad[0], torch.zeros(H, dtype=x.dtype))
 
 
+def test_a_row_of_no_expert_that_is_nan_leaves_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond the last end are undefined."""
+    from gemmtune.torch.grouped import layer as module
+
+    plain = module.grouped_mm
+
+    def undefined(x: Any, weight: Any, ends: Any) -> Any:
+        beyond = torch.arange(len(x)) >= ends[-1]
+        return plain(x, weight, ends).masked_fill(beyond[:, None], float("nan"))
+
+    monkeypatch.setattr(module, "grouped_mm", undefined)
+    x, gate_up, down, weights, ids = layer()
+    ids[0] = -1
+    weights.requires_grad_()
+    moe(x, gate_up, down, weights, ids).float().sum().backward()
+    assert torch.equal(weights.grad[0], torch.zeros(CHOSEN))
+    assert weights.grad.isfinite().all()
+
+
 def test_one_expert_twice_and_experts_without_tokens() -> None:
     x, gate_up, down, weights, ids = layer()
     ids = torch.full_like(ids, 3)
