@@ -79,8 +79,11 @@ def quantised(p: GemmProblem) -> str:
 
 def unsupported_weights(p: GemmProblem) -> str | None:
     """Why no family for quantised weights has the problem's types, or None."""
-    if p.groups:
-        return ungrouped(p)
+    return ungrouped(p) or unsupported_elements(p)
+
+
+def unsupported_elements(p: GemmProblem) -> str | None:
+    """unsupported_weights() of a grouped product, too."""
     if not p.weight_only:
         return f"these kernels multiply quantised weights by bf16 or fp16, not {p.dtype_a} x {p.dtype_b}"
     if p.compute != "fp32":

@@ -43,7 +43,10 @@ def test_every_family_is_there_once_with_its_source() -> None:
 
 def test_groups_are_types_of_their_own() -> None:
     entries = {entry.name: entry for entry in catalogue()}
-    assert all(entries[name].input_types == ("bf16 groups", "fp16 groups") for name in GROUPED)
+    of_weights = ("int4 weights of groups", "uint4 weights of groups", "fp4_e2m1 weights of groups")
+    for name in GROUPED:
+        more = of_weights if name == "grouped-ring" else ()
+        assert entries[name].input_types == (*more, "bf16 groups", "fp16 groups")
 
 
 def test_what_is_said_of_a_family_is_its_own() -> None:

@@ -28,24 +28,10 @@
 // PRODUCTS: how a warp multiplies, by mma.sync or, with more columns, by Hopper's wgmma (dequant_wgmma.h).
 #pragma once
 
-#include "device/dequant_chunk.h"
+#include "device/dequant_tiles.h"
 #include "device/epilogue.h"
 
 namespace gemmtune {
-
-// The largest divisor of `whole` that is at most `most`.
-GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
-    return most >= whole ? whole : whole % most ? divisor(whole, most - 1) : most;
-}
-
-// mma.sync reads activations from shared memory into registers.
-struct ByWarps {
-    static constexpr bool kOfWarpgroups = false;
-    static constexpr int kPlace = 16;  // where a slot begins, in bytes
-    template <int BYTES, int COLUMNS, int LANES, int EIGHTS>
-    using Inputs = LineCopies<BYTES, COLUMNS, LANES, EIGHTS>;
-    static GEMMTUNE_DEVICE void show() {}
-};
 
 template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
           typename PRODUCTS = ByWarps>
@@ -59,9 +45,8 @@ struct DequantRing {
     static constexpr int kStep = Chunk::kStep, kSteps = Chunk::kSteps, kEights = Chunk::kEights;
     static constexpr bool kGrouped = Chunk::kGrouped, kAfter = Chunk::kAfter, kFolded = Chunk::kFolded;
     static constexpr int kTiles = ROWS / 16, kHalves = Chunk::kHalves;  // accumulators down and across
-    static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
-    // Tiles whose weights are dequantised before activations are read again.
-    static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
+    using Tiles = DequantTiles<Chunk, kTiles>;
+    static constexpr int kRun = Tiles::kRun, kAtOnce = Tiles::kAtOnce;
     static constexpr int kSumsPitch = kAll + 8, kPart = COLUMNS * kSumsPitch;  // of a team's sums, in floats
     static constexpr int kRings = WARPS_K * SLOTS * kSlot, kParts = WARPS_K * kPart * 4;
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
@@ -106,7 +91,7 @@ struct DequantRing {
                 } else {
                     GEMMTUNE_UNROLL
                     for (int tile = 0; tile < kTiles; tile += kAtOnce)
-                        multiply(opaque_shared(ring + from), reads, tile, sum);
+                        Tiles::multiply(opaque_shared(ring + from), reads, tile, sum);
                 }
             }
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
@@ -121,80 +106,12 @@ private:
     using Copies = typename Chunk::Copies;
     using Reads = typename Chunk::Reads;
     using Row = typename Chunk::Row;
-    using Sums = float[kTiles][kHalves][4];
+    using Sums = typename Tiles::Sums;
 
     static GEMMTUNE_DEVICE void team_barrier(int team) {
         if constexpr (WARPS_M == 1) warp_barrier();
         else if constexpr (WARPS_K == 1) block_barrier();
         else named_barrier_sync<kTeam>(1 + team);
-    }
-
-    // A chunk's products of kAtOnce tiles, from `first` on. Where there are many sums, a loop keeps the compiler from
-    // reading a whole chunk before it uses the first of it.
-    static GEMMTUNE_DEVICE void multiply(const char* slot, const Reads& reads, int first, Sums& sum) {
-        if constexpr (kTiles * kHalves >= 8) {
-            GEMMTUNE_ROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        } else {
-            GEMMTUNE_UNROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        }
-    }
-
-    // kRun steps, from `from` on.
-    static GEMMTUNE_DEVICE void multiply_run(const char* slot, const Reads& reads, int first, int from, Sums& sum) {
-        constexpr unsigned kOne = PairBits<T>::kOne;
-        constexpr unsigned kOnes[2][4] = {{kOne, kOne, kOne, kOne}, {kOne, kOne, kOne, kOne}};
-        float part[kAtOnce][kHalves][4] = {};
-        float factor[kAtOnce][2] = {}, offset[kAtOnce][2] = {}, inputs[kHalves][4] = {};
-        GEMMTUNE_UNROLL
-        for (int on = 0; on < kRun; ++on) {
-            const int step = from + on;
-            Row row[kAtOnce][2];
-            GEMMTUNE_UNROLL
-            for (int t = 0; t < kAtOnce; ++t) {
-                GEMMTUNE_UNROLL
-                for (int upper = 0; upper < 2; ++upper) {
-                    row[t][upper].read(slot, reads, (first + t) * 16 + upper * 8, step);
-                    if constexpr (kAfter) factor[t][upper] = row[t][upper].factor;
-                    if constexpr (kFolded) offset[t][upper] = row[t][upper].offset;
-                }
-            }
-            GEMMTUNE_UNROLL
-            for (int j = 0; j < kEights; ++j) {
-                unsigned w[kAtOnce][2][4];
-                GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t) {
-                    row[t][0].convert(reads.mask, j, w[t][0]);
-                    row[t][1].convert(reads.mask, j, w[t][1]);
-                }
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    unsigned x[4];
-                    reads.inputs(slot, half, step, j, x);
-                    if constexpr (kFolded) eight(inputs[half], kOnes, x);
-                    GEMMTUNE_UNROLL
-                    for (int t = 0; t < kAtOnce; ++t) {
-                        if constexpr (kAfter) eight(part[t][half], w[t], x);
-                        else eight(sum[first + t][half], w[t], x);
-                    }
-                }
-            }
-        }
-        if constexpr (kAfter) {
-            GEMMTUNE_UNROLL
-            for (int t = 0; t < kAtOnce; ++t) {
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; ++i) {
-                        float own = part[t][half][i];
-                        if constexpr (kFolded) own -= offset[t][i / 2] * inputs[half][i];
-                        sum[first + t][half][i] += factor[t][i / 2] * own;
-                    }
-                }
-            }
-        }
     }
 
     // A chunk's products by warpgroups. The tensor cores multiply while the next weights are converted: registers that
@@ -282,16 +199,6 @@ private:
                     for (int i = 0; i < 4; ++i) sum[0][half][i] += factor[on][i / 2] * part[half][i];
                 }
             }
-        }
-    }
-
-    // Adds the products of eight elements of k a lane.
-    static GEMMTUNE_DEVICE void eight(float (&sum)[4], const unsigned (&w)[2][4], const unsigned (&x)[4]) {
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; i += 2) {
-            const unsigned of_a[4] = {w[0][i], w[1][i], w[0][i + 1], w[1][i + 1]};
-            const unsigned of_b[2] = {x[i], x[i + 1]};
-            mma_16x8x16<T>(sum, of_a, of_b);
         }
     }
 

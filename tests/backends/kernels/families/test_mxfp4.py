@@ -154,7 +154,7 @@ MISTAKES = {
         RINGS, "device/dequant_chunk.h", "group * groups & 3", "group * groups * 0 & 3",
     ),
     "the scale of the upper rows": (
-        RINGS, "families/dequant_ring.h", "factor[t][i / 2] * own", "factor[t][0] * own",
+        RINGS, "device/dequant_tiles.h", "factor[t][i / 2] * own", "factor[t][0] * own",
     ),
     "a word of scales too few": (
         RINGS, "device/line_copies.h", "(begin - whole) + there", "(begin - whole) * 0 + there",
