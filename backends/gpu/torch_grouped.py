@@ -10,7 +10,7 @@ from typing import Any
 from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
-from backends.gpu.torch_dequantise import plain_of
+from backends.gpu.torch_dequantise import Empty, buffers, plain_of
 from backends.gpu.torch_gemm import TorchRuntime
 from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
@@ -112,6 +112,8 @@ class TorchGroupedKernel:
     def __init__(self, problem: GemmProblem, call: str, runtime: TorchRuntime) -> None:
         self._problem, self._call, self._runtime = problem, call, runtime
         self.partial_sums = untold_partial_sums(problem)
+        #: Of dequantised weights: those of all experts may be gigabytes, and launches follow one another.
+        self._empty: Empty | None = None
 
     def prepare(self) -> None:
         """Sets torch's stream and modes."""
@@ -154,7 +156,8 @@ class TorchGroupedKernel:
         if self._call in SCALED_CALLS:
             return scaled_steps(torch, p, self._call, tensors)
         if self._call in WEIGHT_CALLS:
-            return weight_steps(torch, p, self._call, tensors)
+            self._empty = buffers(torch) if self._empty is None else self._empty
+            return weight_steps(torch, p, self._call, tensors, self._empty)
         x, weights, d, offsets = (tensors[name] for name in ("b", "a", "d", "offsets"))
         if self._call == "grouped_mm":
             multiply, across = torch._grouped_mm, weights.mT

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.gpu.torch_dequantise import Steps, buffers, dequantising
+from backends.gpu.torch_dequantise import Empty, Steps, buffers, dequantising
 from backends.grouping import spans_of
 from backends.problem import GemmProblem
 
@@ -16,17 +16,19 @@ from backends.problem import GemmProblem
 WEIGHT_CALLS = ("dequantise_grouped_mm", "dequantise_loop")
 
 
-def weight_steps(torch: Any, p: GemmProblem, call: str, tensors: Mapping[str, Any]) -> Steps:
+def weight_steps(
+    torch: Any, p: GemmProblem, call: str, tensors: Mapping[str, Any], empty: Empty | None = None
+) -> Steps:
     """What a call launches, in order. tensors: x `b` [rows, k], weights `a` [groups, n, k / 2], `scale_a`
     [groups, n, groups of k] and `zero_a` as stored, `d`, `offsets`. The result of torch._grouped_mm, which
-    takes no output, is copied to D."""
+    takes no output, is copied to D. `empty` makes the buffers, for launches that share them."""
+    empty = buffers(torch) if empty is None else empty
     x, d = tensors["b"], tensors["d"]
     if call == "dequantise_grouped_mm":
-        buffer, steps = dequantising(torch, p, tensors)
+        buffer, steps = dequantising(torch, p, tensors, empty)
         multiply, offsets, across = torch._grouped_mm, tensors["offsets"], buffer.mT
         return [*steps, lambda: d.copy_(multiply(x, across, offs=offsets))]
     found: Steps = []
-    empty = buffers(torch)
     for group, start, end in spans_of(p):
         own = {name: tensors[name][group] for name in ("a", "scale_a", "zero_a") if name in tensors}
         buffer, steps = dequantising(torch, p, {"b": x, **own}, empty)
