@@ -15,6 +15,9 @@ from backends.quantisation import groups_of
 _CONVERT, _LIFT, _CHUNK, _COPY = {4: 50, 8: 20}, 30, 60, 3.5
 #: The same for MXFP4, with the reading of four groups' scales; eight columns' sums of them take 8 more.
 _CONVERT_MX = 104
+#: Clocks of a multiprocessor's tensor cores for 64 rows and 16 of k times eight columns, and for their
+#: weights, which come from registers. Estimated; they only order the candidates.
+_COLUMNS_CLOCKS, _HELD_CLOCKS = 4.0, 16.0
 
 
 def scales_sums(p: GemmProblem) -> bool:
@@ -74,6 +77,27 @@ def load_costs(
     read = eights * 4 * min(columns, halves * 8) / 8 / (2 * once)
     shared = 8 + read + inputs * 4 / (loads * warps_m)
     return found + (_CHUNK + _COPY * copies) / loads, multiplications, shared
+
+
+def together_registers(p: GemmProblem, tiles: int, columns: int) -> int:
+    """Registers of a warp of a warpgroup (dequant_together.h) for sums, the sums of a group, and a group's
+    weights."""
+    sums = tiles * columns // 2
+    grouped = sums if scales_sums(p) else 0
+    ahead = 32 if p.mx else 0  # the next group's weights and scales, too
+    return sums + grouped + tiles * 32 + ahead + 20
+
+
+def together_costs(p: GemmProblem, columns: int, rows: int, deep: int, warps: int) -> tuple[float, float]:
+    """load_costs() of a warp of a warpgroup: instructions, and clocks of a multiprocessor's tensor cores."""
+    convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if scales_sums(p) else 0)
+    if p.mx:  # two groups of a tile
+        convert = 110.0 + columns
+    loads = rows * deep * bits(p) // 8 // 512
+    inputs = columns * deep * 2 / (512 * warps)  # instructions that copy activations, of a warp and chunk
+    products = wide(p) * 512 / 16 / 256  # 16 x 16 products of a load
+    clocks = products / 4 * (_HELD_CLOCKS + _COLUMNS_CLOCKS * columns / 8)
+    return convert + (60 + 3 * inputs) / loads, clocks
 
 
 def chunk_rule(p: GemmProblem, deep: int) -> str | None:

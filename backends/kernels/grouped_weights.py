@@ -47,9 +47,19 @@ def weights_rule(product: OrientedGemm, values: Values) -> str | None:
     return None
 
 
-def weights_cost(product: OrientedGemm, values: Values, environment: Environment) -> float:
+def ring_load(p: GemmProblem, values: Values) -> tuple[float, float, float]:
+    """What weights_cost() asks of products by mma.sync."""
+    columns, rows, deep, warps = (number(values, name) for name in ("columns", "rows", "tile_k", "warps_m"))
+    instructions, multiplications, shared = load_costs(p, columns, rows, deep, warps)
+    return instructions, multiplications * _MULTIPLY, shared
+
+
+def weights_cost(
+    product: OrientedGemm, values: Values, environment: Environment, each_load: tuple[float, float, float]
+) -> float:
     """Roughly the clocks of the busiest multiprocessor, as GroupedRing.cost(); here the instructions that
-    dequantise may be the longest."""
+    dequantise may be the longest. `each_load`: what 512 bytes of weights take: instructions, clocks of the
+    tensor cores, and of shared memory."""
     columns, rows, deep = (number(values, name) for name in ("columns", "rows", "tile_k"))
     warps_m, warps_k = number(values, "warps_m"), number(values, "warps_k")
     slots, resident = number(values, "slots"), number(values, "blocks_per_unit")
@@ -67,11 +77,11 @@ def weights_cost(product: OrientedGemm, values: Values, environment: Environment
     share = max(all_tiles / units, busiest / _FASTER)
     read = share * weights / max(1.0, again) / rates.memory_bytes / speed
     delivered = share * (weights + columns * product.k * 2) / _L2_BYTES
-    instructions, multiplications, shared = load_costs(p, columns, rows, deep, warps_m)
+    instructions, products, shared = each_load
     loads = busiest * whole * product.k * bits(p) / 8 / 512
     chunks = ceil(product.k / deep)
     turns = ceil(chunks / warps_k)
     used = chunks / (turns * warps_k)
     issued = loads * instructions / min(_ISSUED, here * warps_m * warps_k * used / _ISSUE_CLOCKS)
-    each = (read, delivered, issued, loads * multiplications * _MULTIPLY, loads * shared)
+    each = (read, delivered, issued, loads * products, loads * shared)
     return max(each) * (1 - _BESIDE) + sum(each) * _BESIDE + busiest / here * (turns * 60 + _END)

@@ -265,7 +265,11 @@ def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], ba
 def test_no_other_family_takes_grouped_quantised_weights(form: dict[str, Any], backend: Backend) -> None:
     """Families for quantised weights are for one matrix, and others for groups do not dequantise."""
     grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
-    made = {"cpu": {"numpy-grouped"}, "cuda": {"torch-grouped", "grouped-ring"}, "hip": {"torch-grouped"}}
+    made = {
+        "cpu": {"numpy-grouped"},
+        "cuda": {"torch-grouped", "grouped-ring", "grouped-dequant-wgmma"},
+        "hip": {"torch-grouped"},
+    }
     environment = HERE[backend.name]
     for name, family in backend.families().items():
         assert family.supports(grouped) == (name in made[backend.name]), name

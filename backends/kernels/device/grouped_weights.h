@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/dequant_tiles.h"
+#include "device/dequant_together.h"
 #include "device/grouped.h"
 
 namespace gemmtune {
@@ -14,17 +15,20 @@ struct GroupedWeightArgs : GroupedArgs {
     i64 scale_row, scale_group, zero_group, scale_bytes, zero_bytes;
 };
 
-template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int WARPS_M>
+// PRODUCTS: see dequant_ring.h.
+template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int WARPS_M, typename PRODUCTS = ByWarpsClipped>
 struct GroupedWeights {
-    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, ByWarpsClipped>;
+    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, PRODUCTS>;
     using Products = DequantTiles<Chunk, ROWS / 16>;
+    using Together = DequantTogether<Chunk, QUANT, PRODUCTS, ROWS / 16>;
     using Args = GroupedWeightArgs;
     using D = typename TYPES::D;
     using Sums = typename Products::Sums;
     static constexpr bool kFinished = false;  // a group's scales multiply its sums, or the weights
     static constexpr int kTeam = Chunk::kTeam, kAll = Chunk::kAll, kChunk = BK, kSlot = Chunk::kSlot;
-    static constexpr int kTiles = Products::kTiles, kHalves = Chunk::kHalves;
+    static constexpr int kTiles = Products::kTiles, kHalves = Chunk::kHalves, kPlace = PRODUCTS::kPlace;
     static_assert(QUANT::kGroup != 0, "scales of groups of k");
+    static_assert(!PRODUCTS::kOfWarpgroups || (COLUMNS % 8 == 0 && WARPS_M % 4 == 0), "a team is whole warpgroups");
 
     // Where a warp of the team reads.
     struct Member {
@@ -46,10 +50,15 @@ struct GroupedWeights {
     };
 
     static GEMMTUNE_DEVICE void multiply(char* slot, const Member& warp, Sums& sum) {
-        GEMMTUNE_UNROLL
-        for (int tile = 0; tile < kTiles; tile += Products::kAtOnce)
-            Products::multiply(opaque_shared(slot), warp.reads, tile, sum);
+        if constexpr (PRODUCTS::kOfWarpgroups) {
+            Together::multiply(slot, warp.reads, sum);
+        } else {
+            GEMMTUNE_UNROLL
+            for (int tile = 0; tile < kTiles; tile += Products::kAtOnce)
+                Products::multiply(opaque_shared(slot), warp.reads, tile, sum);
+        }
     }
+    static GEMMTUNE_DEVICE void show() { PRODUCTS::show(); }
     static GEMMTUNE_DEVICE float finished(const Args&, const GroupedTilePlace&, int, int) { return 1.0f; }
 
 private:

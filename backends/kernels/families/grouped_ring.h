@@ -35,6 +35,7 @@ struct GroupedLines {
     using T = typename Of::T;
     using D = typename Of::D;
     static constexpr bool kBytes = sizeof(T) == 1, kFinished = SCALES == kRowScales;
+    static constexpr int kPlace = 16;                                            // where a slot begins, in bytes
     static constexpr int kTeam = 32 * WARPS_M, kAll = ROWS * WARPS_M;            // threads; rows of a block
     static constexpr int kChunk = BK;                                            // elements of k
     static constexpr int kSize = static_cast<int>(sizeof(T)), kOfUnit = 16 / kSize;
@@ -143,6 +144,7 @@ struct GroupedLines {
                 slot, Reads(warp.member), sum);
         else multiply_shorts(slot, warp.member, sum);
     }
+    static GEMMTUNE_DEVICE void show() {}
     // The scale of a finished sum.
     static GEMMTUNE_DEVICE float finished(const Args& all, const GroupedTilePlace& at, int row, int column) {
         if constexpr (kFinished)
@@ -213,7 +215,8 @@ struct GroupedRings {
     static constexpr int kSlot = LINES::kSlot, kRings = WARPS_K * SLOTS * kSlot;
     static constexpr int kPitch = kAll + 8, kPart = COLUMNS * kPitch;            // of a team's sums, in floats
     using Tiles = GroupedTiles<GROUPS, COLUMNS, kAll>;
-    static constexpr int kTable = kRings + WARPS_K * kPart * 4, kSharedBytes = kTable + Tiles::kBytes;
+    static constexpr int kTable = kRings + WARPS_K * kPart * 4, kPlace = LINES::kPlace;
+    static constexpr int kSharedBytes = (kTable + Tiles::kBytes + kPlace - 1) / kPlace * kPlace;
     static_assert(SLOTS >= 2, "a chunk is read while another arrives");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
 
@@ -229,8 +232,8 @@ struct GroupedRings {
         const unsigned step = static_cast<unsigned>(args.blocks);
         if (block_x() >= tiles.tiles) return;
         const int total = static_cast<int>((tiles.tiles - 1 - block_x()) / step + 1) * turns;
-        Copies copies(all);
         const typename LINES::Member reads(all, member);
+        Copies copies(all);
         unsigned next = block_x(), tile = next;  // tiles: whose chunks are copied, and multiplied
         int copied = 0, copy_turn = 0, turn = 0, to = 0, from = 0;
         Sums sum = {};
@@ -240,6 +243,7 @@ struct GroupedRings {
         for (int ahead = 1 - SLOTS; ahead < total; ++ahead) {
             if (ahead >= 0) {
                 wait_copies<SLOTS - 2>();
+                LINES::show();
                 team_barrier(team);  // this chunk has arrived; the previous one's place is free
             }
             if (copied < total) {

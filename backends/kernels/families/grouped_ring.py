@@ -27,7 +27,7 @@ from backends.kernels.grouped import (
     units_of,
     unsupported_groups,
 )
-from backends.kernels.grouped_weights import unsupported_group_weights, weights_cost, weights_rule
+from backends.kernels.grouped_weights import ring_load, unsupported_group_weights, weights_cost, weights_rule
 from backends.kernels.legality import (
     arch_of,
     grid_rule,
@@ -181,7 +181,7 @@ class GroupedRing(KernelFamily):
         """Roughly the clocks of the busiest multiprocessor: the longest of reading from memory, of what L2
         delivers, of multiplications and of shared memory, and a share of the others."""
         if product.problem.weight_only:
-            return weights_cost(product, values, environment)
+            return weights_cost(product, values, environment, ring_load(product.problem, values))
         rates, units = arch_of(environment).rates, units_of(environment)
         rows, columns, deep = self.rows(values), number(values, "columns"), number(values, "tile_k")
         size = product.element_bytes
