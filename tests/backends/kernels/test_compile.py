@@ -233,7 +233,7 @@ def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
-            of = (GROUPED,) if name in GROUPED_FAMILIES else problems
+            of = (GROUPED,) if name in GROUPED_FAMILIES else (*problems, GROUPED_WEIGHTS)
             legal = (one for one in of if legal_values(family, one, H200, 1))
             yield name, next(legal, SAMPLED[3]), {}
 
