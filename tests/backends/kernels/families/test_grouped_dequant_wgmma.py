@@ -28,11 +28,9 @@ FAMILY = FAMILIES["grouped-dequant-wgmma"]
 SOME: dict[str, Any] = {"groups": 6, "routing": [0, 70, 0, 1, 12, 0]}
 #: Rows of the call, n, k of every group's weights.
 SHAPES: dict[str, GemmProblem] = {
-    "mxfp4": mxfp4(83, 72, 416, **SOME),
     "mxfp4, padded": mxfp4(150, 132, 160, groups=3, ldb=192, lda=168, ldd=141, dtype_a="fp16"),
     "words": weights(83, 136, 512, zero_b="uint4", **SOME),
     "added": weights(33, 96, 256, zero_b="shift", scale_b="block_1x64", groups=2, dtype_d="fp32"),
-    "signed": weights(5, 64, 320, "int4", scale_b="block_1x32", groups=4, routing=[0, 0, 0, 5]),
 }
 
 

@@ -32,9 +32,6 @@ SHAPES: dict[str, GemmProblem] = {
     "mxfp4, one row": mxfp4(1, 40, 288, groups=3),
     "mxfp4, some without rows": mxfp4(83, 72, 160, dtype_a="fp16", **SOME),
     "mxfp4, padded": mxfp4(31, 52, 416, groups=4, ldb=448, lda=424, ldd=61, stride_b=448 * 52 + 64),
-    "mxfp4, many groups": mxfp4(90, 36, 64, groups=40, dtype_d="fp32"),
-    "eight, two of eight": weights(2, 136, 512, zero_b="eight", groups=8, routing="skewed"),
-    "words": weights(83, 72, 256, zero_b="uint4", scale_b="block_1x64", **SOME),
     "words, padded": weights(
         31, 56, 768, zero_b="uint4", groups=4, ldb=800, lda=776, stride_b=800 * 56 + 96, dtype_d="fp32"
     ),
@@ -42,7 +39,6 @@ SHAPES: dict[str, GemmProblem] = {
     "subtracted": weights(
         20, 40, 256, zero_b="float", groups=5, dtype_a="fp16", scale_dtype="fp16", scale_b="block_1x32"
     ),
-    "added": weights(33, 96, 256, zero_b="shift", scale_b="block_1x64", groups=2),
     "signed": weights(5, 64, 320, "int4", scale_b="block_1x32", groups=4, routing=[0, 0, 0, 5]),
 }
 
@@ -118,7 +114,7 @@ def test_any_counts_may_follow(tmp_path: Path) -> None:
 
 
 #: What is mistaken -> the product, the header, its text, and what stands there instead.
-OF_GROUPS, RINGS = "device/grouped_weights.h", "families/grouped_ring.h"
+OF_GROUPS = "device/grouped_weights.h"
 MISTAKES = {
     "another group's weights": (
         "mxfp4", OF_GROUPS, "group * all.gemm.stride_a", "0 * all.gemm.stride_a"
@@ -132,8 +128,6 @@ MISTAKES = {
     ),
     "the first rows": ("mxfp4", OF_GROUPS, "at.row, member());", "0, member());"),
     "the first warp's rows": ("mxfp4", OF_GROUPS, "return warp_index() % WARPS_M;", "return 0;"),
-    "sums of the previous tile": ("words", RINGS, "one = 0.0f;", "one += 0.0f;"),
-    "a slot that is still read": ("mxfp4", RINGS, "wait_copies<SLOTS - 2>", "wait_copies<SLOTS - 1>"),
 }  # fmt: skip
 
 
