@@ -106,6 +106,11 @@ def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
             weights = {"dtype_b": name, "scale_b": scale, "scale_dtype": kind, "trans_b": "T"}
             if supports(from_mm(16, 256, 256, "bf16", **weights)):
                 found[f"{name} weights"] = None
+        scale, kind = scales[0]
+        how = {"dtype_b": name, "scale_b": scale, "scale_dtype": kind, "groups": 4}
+        with suppress(InvalidProblem):
+            if supports(from_linear(16, 256, 256, "bf16", **how)):
+                found[f"{name} weights of groups"] = None
     for name in TYPES:
         if supports(from_linear(16, 256, 256, name, groups=4)):
             found[f"{name} groups"] = None

@@ -15,6 +15,10 @@ Operands of fp8_e4m3 have scales in fp32. A block of 128 x 128 weights has one, 
 128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what DeepSeek-V3 ships); or every row
 of weights has one, [groups, n], and every row of x, [m] (outer).
 
+Weights of 4 bits beside rows of bf16 or fp16 are stored as quantisation.py says, those of one group after
+those of another: scales, of 32, 64 or 128 elements of k each, are [groups, n, k / 32], and zero points
+likewise. gpt-oss ships MXFP4.
+
 What a product costs depends on the counts, so a problem states how rows are distributed (`routing`):
 
     uniform   every row draws its group by itself, all groups alike
@@ -39,6 +43,7 @@ import numpy.typing as npt
 
 from backends.errors import InvalidProblem
 from backends.problem_rules import TERMS, ProblemFields, check_size
+from backends.quantisation import GROUPS
 
 #: No groups; the named distributions of rows. A list of counts is written with commas between them.
 NO_ROUTING, NAMED = "none", ("uniform", "skewed")
@@ -48,6 +53,8 @@ MOST_GROUPS = 1023
 SKEW = 1.2
 #: Types of operands without scales, and the type of those that have scales.
 TYPES, SCALED_TYPE = ("bf16", "fp16"), "fp8_e4m3"
+#: Types of quantised weights, beside rows of TYPES.
+QUANTISED_TYPES = ("int4", "uint4", "fp4_e2m1")
 #: Scales of the weights and of the rows, in canonical terms.
 SCALES = (("block_128x128", "block_1x128"), ("outer", "outer"))
 #: Outputs of scaled products.
@@ -86,10 +93,12 @@ def check_groups(p: ProblemFields) -> None:
                 f"routing {p.routing}: only a grouped product has one; give groups", "routing"
             )
         return
-    if p.dtype_a not in (*TYPES, SCALED_TYPE) or p.dtype_b != p.dtype_a or p.compute != "fp32":
+    one_type = p.dtype_a in (*TYPES, SCALED_TYPE) and p.dtype_b == p.dtype_a
+    if not (one_type or quantised_groups(p)) or p.compute != "fp32":
         raise InvalidProblem(
-            f"groups {p.groups}: grouped products are of {', '.join(TYPES)} or {SCALED_TYPE} in fp32, not "
-            f"{p.dtype_a} x {p.dtype_b} in {p.compute}",
+            f"groups {p.groups}: grouped products are of {', '.join(TYPES)} or {SCALED_TYPE}, or of weights "
+            f"of {', '.join(QUANTISED_TYPES)} by {' or '.join(TYPES)}, in fp32, not {p.dtype_a} x "
+            f"{p.dtype_b} in {p.compute}",
             "groups",
         )
     for name, needed, why in (
@@ -118,6 +127,14 @@ def _check_scales(p: ProblemFields) -> None:
             if getattr(p, name) != "none":
                 why = f"grouped products of {p.dtype_a} have no scales"
                 raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
+        return
+    if p.weight_only:
+        if p.scale_a not in GROUPS:
+            raise InvalidProblem(
+                f"scale_a {p.scale_a}: quantised weights of grouped products have scales of groups of k: "
+                f"{', '.join(GROUPS)}",
+                "scale_a",
+            )
         return
     if (p.scale_a, p.scale_b) not in SCALES:
         raise InvalidProblem(
@@ -201,6 +218,11 @@ def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
     ends = ends_of(p).tolist()
     starts = [0, *ends[:-1]]
     return [(g, start, end) for g, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def quantised_groups(p: ProblemFields) -> bool:
+    """Whether the weights of a grouped product are of 4 bits."""
+    return p.groups > 0 and p.weight_only and p.dtype_a in QUANTISED_TYPES
 
 
 def scaled_blocks(p: ProblemFields) -> bool:

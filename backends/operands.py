@@ -59,7 +59,8 @@ class Layout:
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
-    are any; offsets of a grouped product, whose A and its scales have a copy for each group (grouping.py).
+    are any; offsets of a grouped product, whose A, scales and zero points have a copy for each group
+    (grouping.py).
     Zero points of quantised weights are as quantisation.py says. A `tensor` scale is one value; `outer`
     scales are one value per row of op(A) or per column of op(B). Block scales are a matrix whose contiguous
     dimension is k: [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's [M, K/128],
@@ -67,7 +68,7 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies, packing = problem.batch if stride else 1, DTYPES[kind].packing
-        if problem.groups and stride:  # of a grouped product only the weights and their scales have a stride
+        if problem.groups and stride:  # of a grouped product only what belongs to weights has a stride
             copies = problem.groups
         return Layout(rows // packing, columns, ld // packing, stride // packing, copies, DTYPES[kind])
 
@@ -97,10 +98,11 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
             found[name] = one(along_k, lines, along_k, many * along_k * lines, p.scale_dtype)
     if p.zero_a in STORED_ZEROS:
         groups = groups_of(p)
+        each = p.m * groups if p.groups else 0  # from one group of rows to the next
         if p.zero_a == "uint4":  # words of 8 rows, of 4 bytes each
-            found["zero_a"] = one(groups * 8, p.m // ZERO_ROWS, groups * 8, 0, "uint4")
+            found["zero_a"] = one(groups * 8, p.m // ZERO_ROWS, groups * 8, each, "uint4")
         else:
-            found["zero_a"] = one(groups, p.m, groups, 0, p.scale_dtype or "fp32")
+            found["zero_a"] = one(groups, p.m, groups, each, p.scale_dtype or "fp32")
     if p.groups:
         found["offsets"] = one(p.groups, 1, p.groups, 0, "int32")
     return MappingProxyType(found)

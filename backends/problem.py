@@ -112,7 +112,7 @@ class GemmProblem(ProblemFields):
                 total += -(-rows // side) * -(-self.k // depth) * times * DTYPES[self.scale_dtype].bytes
         if self.zero_a in STORED_ZEROS:
             kind = "uint4" if self.zero_a == "uint4" else self.scale_dtype or "fp32"
-            total += DTYPES[kind].size(self.m * groups_of(self))
+            total += DTYPES[kind].size(self.m * groups_of(self)) * of_a
         return total
 
     @property

@@ -96,7 +96,7 @@ def _check_sizes(p: ProblemFields) -> None:
     group, packing = GROUPS.get(p.scale_a), DTYPES[p.dtype_a].packing
     if group is not None and p.k % group:
         raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {group}", "k")
-    for name in ("k", "lda"):
+    for name in ("k", "lda", *(("stride_a",) if p.groups else ())):
         if getattr(p, name) % packing:
             raise InvalidProblem(
                 f"{name} {getattr(p, name)} is odd: two elements of {p.dtype_a} share a byte", name

@@ -1,22 +1,25 @@
 """Grouped products of mixtures of experts: our kernels, torch's own calls, and the reading bound.
 
     python -m benchmarks.grouped --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
-        [--kinds bf16 fp8_blocks fp8_rows]
+        [--kinds bf16 fp8_blocks fp8_rows w4a16 mxfp4]
 
-Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3 and Mixtral on one device, all experts on it
+Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3, Mixtral and gpt-oss-20b on one device, all experts on it
 (tensor and expert parallelism 1): gate and up together, [2 * intermediate, hidden] of every expert, and down,
 [hidden, intermediate]. A token is a row of each of its top experts. Routings are those of backends/grouping.py. Rows
 are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
 Qwen3-30B-A3B alone. Kinds (default: bf16): bf16; fp8 (e4m3) with scales of 128 x 128 weights and of 128 elements of a
-row, or of the weights' rows and the rows, to bf16. `over_bf16` of a row of fp8 is `best_us` of the same product of bf16
-in this run over its own.
+row, or of the weights' rows and the rows, to bf16; w4a16 (uint4 in groups of 128, of 32 where 128 does not divide k, with
+4-bit zero points and scales of bf16) and mxfp4, beside rows of bf16. `over_bf16` of a row of another kind is `best_us` of
+the same product of bf16 in this run over its own.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` torch's call as the tuning
 times it, whose result is copied to D; `defaults` has all of torch's calls in the final, which interleaves them with
 our best and so has the device in one state: `over_defaults` is the fastest of them over `best_us`. `grouped_mm_us` is
 torch._grouped_mm timed by itself in a CUDA graph, without that copy, and `loop_us` a loop of torch.mm over the experts
 that have rows, whose counts the host must know. Of fp8 they are `scaled_grouped_mm_us` (scales of rows alone; with the
-copy) and `scaled_loop_us`, a loop of torch._scaled_mm. `torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
+copy) and `scaled_loop_us`, a loop of torch._scaled_mm. Of 4-bit weights they are `dequantise_grouped_mm_us` (the weights of
+all experts dequantised before torch._grouped_mm; with the copy) and `dequantise_loop_us` (of the experts that have rows).
+`torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
 experts that have rows, and the rows, and to write the result, at the measured bandwidth, or to multiply at the
 measured rate; None if it could not be measured. `share_of_reading` is that of reading and writing alone.
 """
@@ -48,14 +51,20 @@ from tuners.roofline import bound
 #: Model -> experts, experts of a token, hidden size, intermediate size of an expert.
 MODELS: dict[str, tuple[int, int, int, int]] = {
     "qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral-8x7b": (8, 2, 4096, 14336), "deepseek-v3": (256, 8, 7168, 2048),
+    "gpt-oss-20b": (32, 4, 2880, 2880), "gpt-oss-120b": (128, 4, 2880, 2880),
 }  # fmt: skip
 LAYERS = ("gate_up", "down")
 TOKENS = (1, 8, 64, 512, 4096)
 #: Kind -> the operands' type, and their scales.
-KINDS: dict[str, tuple[str, dict[str, str]]] = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("bf16", {}),
     "fp8_blocks": ("fp8_e4m3", {"scale_a": "block_1x128", "scale_b": "block_128x128"}),
     "fp8_rows": ("fp8_e4m3", {"scale_a": "outer", "scale_b": "outer"}),
+    "w4a16": (
+        "bf16",
+        {"dtype_b": "uint4", "scale_b": "block_1x128", "scale_dtype": "bf16", "zero_b": "uint4"},
+    ),
+    "mxfp4": ("bf16", {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}),
 }
 #: The share of the device's memory that weights may take: all of DeepSeek-V3's, three times.
 _MEMORY = 0.9
@@ -77,6 +86,8 @@ class Case:
         experts, top, hidden, inter = MODELS[self.model]
         n, k = (2 * inter, hidden) if self.layer == "gate_up" else (hidden, inter)
         dtype, scales = KINDS[self.kind]
+        if self.kind == "w4a16" and k % 128:
+            scales = {**scales, "scale_b": "block_1x32"}
         routed: dict[str, Any] = {"groups": experts, "routing": self.routing}
         return from_linear(self.tokens * top, n, k, dtype, dtype_d="bf16", **routed, **scales)
 
@@ -143,7 +154,10 @@ def _by_family(tuned: Tuned) -> dict[str, float]:
 
 
 #: Figures of torch's calls by themselves.
-ALONE = ("grouped_mm_us", "loop_us", "scaled_grouped_mm_us", "scaled_loop_us")
+ALONE = (
+    "grouped_mm_us", "loop_us", "scaled_grouped_mm_us", "scaled_loop_us", "dequantise_grouped_mm_us",
+    "dequantise_loop_us",
+)  # fmt: skip
 
 
 def over_bf16(found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float | None:

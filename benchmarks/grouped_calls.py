@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends.environment import Environment
+from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
 from backends.grouping import ends_of, scaled_blocks, spans_of
 from backends.problem import GemmProblem
+from backends.quantisation import groups_of
 from backends.registry import FoundDevice
 from benchmarks.graph_time import graph_us
 
@@ -36,6 +38,8 @@ def calls(p: GemmProblem, environment: Environment) -> dict[str, Call]:
     """The name of a figure -> torch's call that takes the problem."""
     if p.dtype_a == "bf16":
         return {"grouped_mm_us": _grouped_mm, "loop_us": _loop}
+    if p.weight_only:
+        return {f"{name}_us": _dequantised(name) for name in WEIGHT_CALLS}
     return {f"{name}_us": _scaled(name) for name in SCALED_CALLS if scaled_rule(p, name, environment) is None}
 
 
@@ -68,9 +72,24 @@ def _scaled(name: str) -> Call:
     return made
 
 
+def _dequantised(name: str) -> Call:
+    def made(torch: Any, p: GemmProblem, given: Mapping[str, Any]) -> Callable[[], Any]:
+        steps = weight_steps(torch, p, name, given)
+
+        def call() -> None:
+            for step in steps:
+                step()
+
+        return call
+
+    return made
+
+
 def _graph_us(torch: Any, device: Any, p: GemmProblem, of: Call) -> float:
     """All operands but the weights are shared by the graph's calls."""
     size = p.groups * p.m * p.k * (2 if p.dtype_a == "bf16" else 1)
+    if p.weight_only:  # the buffers that each call dequantises into
+        size = p.groups * p.m * p.k * 7
     count = max(1, min(_MOST_CALLS, -(-_WALKED // p.bytes_read)))
     count = max(1, min(count, int(0.5 * torch.cuda.mem_get_info(device)[0] / size)))
     shared = _operands(torch, device, p)
@@ -81,6 +100,8 @@ def _graph_us(torch: Any, device: Any, p: GemmProblem, of: Call) -> float:
 def _weights(torch: Any, device: Any, p: GemmProblem) -> Any:
     if p.dtype_a == "bf16":
         return torch.empty(p.groups, p.m, p.k, device=device, dtype=torch.bfloat16).normal_()
+    if p.weight_only:
+        return torch.randint(0, 256, (p.groups, p.m, p.k // 2), device=device, dtype=torch.uint8)
     out = torch.empty(p.groups, p.m, p.k, device=device, dtype=torch.float8_e4m3fn)
     for one in out:  # as fp32 all of them may not fit
         one.copy_(torch.randn(p.m, p.k, device=device).to(out.dtype))
@@ -88,13 +109,23 @@ def _weights(torch: Any, device: Any, p: GemmProblem) -> Any:
 
 
 def _operands(torch: Any, device: Any, p: GemmProblem) -> dict[str, Any]:
-    kind = torch.bfloat16 if p.dtype_a == "bf16" else torch.float8_e4m3fn
+    kind = torch.bfloat16 if p.dtype_b == "bf16" else torch.float8_e4m3fn
     found = {
         "b": torch.randn(p.n, p.k, device=device).to(kind),
         "d": torch.empty(p.n, p.m, device=device, dtype=torch.bfloat16),
         "offsets": torch.tensor(ends_of(p), device=device),
     }
-    if kind is not torch.bfloat16:
+    if p.weight_only:
+        along_k = groups_of(p)
+        shape = (p.groups, p.m, along_k)
+        if p.mx:
+            found["scale_a"] = torch.randint(125, 129, shape, device=device, dtype=torch.uint8)
+        else:
+            found["scale_a"] = (torch.rand(shape, device=device) + 0.5).to(torch.bfloat16)
+        if p.zero_a == "uint4":
+            words = (p.groups, p.m // 8, 4 * along_k)
+            found["zero_a"] = torch.randint(0, 256, words, device=device, dtype=torch.uint8)
+    elif kind is not torch.bfloat16:
         blocks, along_k = scaled_blocks(p), -(-p.k // 128)
         of_w = (p.groups, -(-p.m // 128), along_k) if blocks else (p.groups, p.m)
         found["scale_a"] = torch.rand(of_w, device=device) + 0.5

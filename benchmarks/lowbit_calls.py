@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from backends.gpu.torch_weights import dequantising
+from backends.gpu.torch_dequantise import dequantising
 from backends.problem import from_linear
 from benchmarks.cuda_tuned import say
 from benchmarks.graph_time import graph_us

@@ -121,6 +121,23 @@ GROUPED_BYTES = tuple(
         (300, 133, 528, 40, "skewed"), (257, 130, 80, 4, [0, 0, 0, 257]), (64, 136, 2064, 3, "uniform"),
     )
 )  # fmt: skip
+#: The same of 4-bit weights: every zero point, rows of scales of MXFP4 that start anywhere.
+GROUPED_WEIGHTS = tuple(
+    from_linear(
+        m, n, k, dtype_a, dtype_b=kind, zero_b=zero, scale_b=scale, groups=groups, routing=routing,
+        scale_dtype=dtype_a if kind != "fp4_e2m1" else None, **more,
+    )
+    for kind, zero, scale, dtype_a, more in (
+        ("fp4_e2m1", "none", "block_1x32", "bf16", {}), ("fp4_e2m1", "none", "block_1x32", "fp16", {"dtype_d": "fp32"}),
+        ("uint4", "uint4", "block_1x128", "bf16", {}), ("uint4", "float", "block_1x64", "fp16", {}),
+        ("uint4", "shift", "block_1x128", "bf16", {"ldd": 217}), ("int4", "none", "block_1x32", "bf16", {}),
+    )
+    for m, n, k, groups, routing in (
+        (1, 72, 256, 8, "uniform"), (83, 200, 512, 6, [0, 70, 0, 1, 12, 0]), (33, 96, 1024, 1, "uniform"),
+        (300, 136, 768, 40, "skewed"), (257, 136, 256, 4, [0, 0, 0, 257]),
+        *(((64, 132, 2080, 3, "uniform"),) if kind == "fp4_e2m1" else ()),
+    )
+)  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
 LARGE = (
@@ -153,7 +170,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    every = (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES)
+    every = (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     mine = [problem for problem in every if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:

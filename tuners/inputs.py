@@ -210,7 +210,7 @@ def ragged(problem: GemmProblem) -> GemmProblem:
     and alpha and beta other than one and zero."""
     p = problem
     if p.groups:
-        return _grouped_twin(p, RAGGED_K, 1)
+        return _grouped_twin(p, _ragged_k(p) if p.weight_only else RAGGED_K, 1)
     if p.weight_only:
         return _twin(p, (min(p.m, RAGGED_M_WEIGHTS), min(p.n, RAGGED_N), min(p.k, _ragged_k(p))), 1)
     return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
@@ -245,13 +245,14 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
 def _grouped_twin(p: GemmProblem, k: int, align: int, one: bool = False) -> GemmProblem:
     """A grouped product of few rows: most groups have none. `one`: a single group has all of them."""
     groups = p.groups  # a kernel may be compiled for so many
-    m, n, k = min(p.m, RAGGED_M), min(p.n, RAGGED_ROWS), min(p.k, k)
+    m = min(p.m, RAGGED_M_WEIGHTS if p.weight_only else RAGGED_M)
+    n, k = min(p.n, RAGGED_ROWS), min(p.k, k)
     routing = ",".join(str(n * (g == groups // 2)) for g in range(groups)) if one else "skewed"
-    step = max(1, align // DTYPES[p.dtype_a].bytes)
-    lda, ldb = (-(-(k + more) // step) * step for more in (3, 5))
-    ldd = -(-(m + 7) // step) * step
+    step_a, step = (max(1, align // DTYPES[kind].bytes) for kind in (p.dtype_a, p.input_type))
+    step_a *= DTYPES[p.dtype_a].packing
+    lda, ldb, ldd = (-(-size // by) * by for size, by in ((k + 3, step_a), (k + 5, step), (m + 7, step)))
     return replace(
-        p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd, stride_a=lda * m + step, groups=groups,
+        p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd, stride_a=lda * m + step_a, groups=groups,
         routing=routing,
     )  # fmt: skip
 

@@ -154,9 +154,8 @@ def _grouped(
     weights = inputs["a"][:, columns]
     product, norms = (np.zeros((1, p.n, weights.shape[1])) for _ in range(2))
     for group, start, end in spans_of(p):
-        right = weights[group : group + 1].astype(np.float64).swapaxes(1, 2)
-        own = {name: inputs[name][group : group + 1] for name in ("scale_a",) if name in inputs}
-        right = _scaled(p, own, "scale_a", right, columns)
+        own = {name: inputs[name][group : group + 1] for name in ("a", "scale_a", "zero_a") if name in inputs}
+        right = _right(p, {**inputs, **own}, columns)
         rows = left[:, start:end]
         product[:, start:end] = np.matmul(rows, right)
         _certify(product[:, start:end], rows, right, seed)

@@ -19,6 +19,7 @@ from backends.cpu.user_kernel import user_family
 from backends.dtypes import WEIGHT_TYPES
 from backends.environment import Environment
 from backends.errors import DeviceLost, UnsupportedProblem
+from backends.grouping import QUANTISED_TYPES
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
 from backends.traits import HOST_TRAITS
@@ -140,6 +141,7 @@ _BASELINES: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
 _GROUPED: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     ("torch, a loop over groups", TorchGrouped(), ("fp16", "bf16")),
     ("numpy upcast, a loop over groups", NumpyGrouped(), ("fp16", "bf16")),
+    ("numpy dequantise, a loop over groups", NumpyGrouped(), QUANTISED_TYPES),
 )
 
 

@@ -29,7 +29,12 @@ class DequantiseMatmul(LibraryFamily):
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether A is a quantised weight matrix and D a float."""
-        return problem.weight_only and problem.compute == "fp32" and DTYPES[problem.dtype_d].kind == FLOAT
+        return (
+            problem.weight_only
+            and not problem.groups
+            and problem.compute == "fp32"
+            and DTYPES[problem.dtype_d].kind == FLOAT
+        )
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """One candidate for each thread count, all cores first."""

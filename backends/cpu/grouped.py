@@ -1,4 +1,5 @@
-"""Grouped products on the CPU: a loop of torch's or numpy's own calls over the groups that have rows.
+"""Grouped products on the CPU: a loop of torch's or numpy's own calls over the groups that have rows. 4-bit
+weights are dequantised in single precision before numpy's.
 
 The counts are read from the offsets at every launch, as any call may have others.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, th
 from backends.cpu.host import Array, HostOperands, array_at
 from backends.cpu.torch_gemm import import_torch, set_torch_threads, tensor
 from backends.environment import Environment
-from backends.grouping import TYPES
+from backends.grouping import TYPES, quantised_groups
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
+from backends.quantisation import dequantised
 from backends.solution import Solution
 
 
@@ -29,8 +31,7 @@ class GroupedLoop(LibraryFamily):
     library = ""
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether the problem is a grouped product without scales whose output has the type of its
-        operands."""
+        """Whether the problem is a grouped product of 16-bit floats whose output has their type."""
         return problem.groups > 0 and problem.dtype_a in TYPES and problem.dtype_d == problem.dtype_a
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
@@ -82,6 +83,11 @@ class NumpyGrouped(GroupedLoop):
     name = "numpy-grouped"
     library = "blas"
 
+    def supports(self, problem: GemmProblem) -> bool:
+        """The same, and 4-bit weights beside 16-bit rows."""
+        quantised = quantised_groups(problem) and problem.dtype_d == problem.dtype_b
+        return quantised or super().supports(problem)
+
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
     ) -> LibraryKernel:
@@ -96,18 +102,40 @@ class NumpyGrouped(GroupedLoop):
                 raw = (ctypes.c_char * sizes[name]).from_address(at)
                 arrays[name] = np.frombuffer(memoryview(raw), dtype=np.float32).reshape(shape)
                 at += sizes[name]
-            return _upcast(o, _offsets(p, operands), arrays["weights"], arrays["rows"], arrays["product"])
+            fill = _filling(p, o, operands, arrays["weights"])
+            return _upcast(
+                o, _offsets(p, operands), fill, arrays["weights"], arrays["rows"], arrays["product"]
+            )
 
         threads = int(solution.parameters["threads"] or 1)
         return LibraryKernel(p, set_blas_threads, threads, make, sum(sizes.values()))
 
 
-def _upcast(o: HostOperands, offsets: Array, weights: Array, rows: Array, product: Array) -> Launch:
-    left, right, d = o.left[0], o.right, o.d[0]
+def _filling(p: GemmProblem, o: HostOperands, operands: Operands, out: Array) -> Callable[[int], None]:
+    """What writes the weights of a group to `out` [m, k]."""
+    if not p.weight_only:
+        return lambda group: np.copyto(out, o.right[group].T)
+    views = {
+        name: array_at(getattr(operands, name), layout)
+        for name, layout in layouts(p).items()
+        if name in ("a", "scale_a", "zero_a")
+    }
+
+    def fill(group: int) -> None:
+        zeros = views["zero_a"][group] if "zero_a" in views else None
+        out[...] = dequantised(p, views["a"][group], views["scale_a"][group], zeros)
+
+    return fill
+
+
+def _upcast(
+    o: HostOperands, offsets: Array, fill: Callable[[int], None], weights: Array, rows: Array, product: Array
+) -> Launch:
+    left, d = o.left[0], o.d[0]
 
     def launch() -> None:
         for group, start, end in _spans(offsets):
-            np.copyto(weights, right[group].T)
+            fill(group)
             np.copyto(rows[start:end], left[start:end])
             np.matmul(rows[start:end], weights.T, out=product[start:end])
             np.copyto(d[start:end], product[start:end], casting="unsafe")

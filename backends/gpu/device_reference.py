@@ -206,14 +206,14 @@ class GpuReference:
         rows = DTYPES[p.dtype_b].size(start * p.ldb)
         given = replace(operands, a=operands.a + weights, b=operands.b + rows)
         shapes = layouts(p)
-        if "scale_a" in shapes:
-            of_a, of_b = shapes["scale_a"], shapes["scale_b"]
+        for name in ("scale_a", "zero_a"):
+            if name in shapes:
+                of_group = group * shapes[name].stride * shapes[name].dtype.bytes
+                given = replace(given, **{name: getattr(operands, name) + of_group})
+        if "scale_b" in shapes:
+            of_b = shapes["scale_b"]
             of_row = of_b.ld if scaled_blocks(p) else 1
-            given = replace(
-                given,
-                scale_a=operands.scale_a + group * of_a.stride * of_a.dtype.bytes,
-                scale_b=operands.scale_b + start * of_row * of_b.dtype.bytes,
-            )
+            given = replace(given, scale_b=operands.scale_b + start * of_row * of_b.dtype.bytes)
         self.compute(own, given, bound, expected + 8 * start * p.m, tolerance + 4 * start * p.m)
 
     def compare(

@@ -10,9 +10,11 @@ from typing import Any
 from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
+from backends.gpu.torch_dequantise import Empty, buffers, plain_of
 from backends.gpu.torch_gemm import TorchRuntime
+from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
-from backends.grouping import SCALED_TYPE, TYPES, scaled_blocks, spans_of
+from backends.grouping import SCALED_TYPE, TYPES, quantised_groups, scaled_blocks, spans_of
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -30,7 +32,9 @@ _GROUPED_MM, _ARCHS = (2, 8), ("sm_90", "sm_100")
 class TorchGrouped(LibraryFamily):
     """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
     has rows; the host knows the counts, as it does in no model that runs as a graph). Of 8-bit floats with
-    scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group."""
+    scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group. Of 4-bit weights:
+    dequantise_grouped_mm | dequantise_loop, into a buffer by elementwise operations before those of 16-bit
+    floats."""
 
     name = "torch-grouped"
     library = "torch"
@@ -43,14 +47,17 @@ class TorchGrouped(LibraryFamily):
     def _calls(self, problem: GemmProblem) -> tuple[str, ...]:
         if problem.dtype_a == SCALED_TYPE:
             return SCALED_CALLS if self._cuda else ()
+        if problem.weight_only:
+            return WEIGHT_CALLS if self._cuda else WEIGHT_CALLS[1:]
         return CALLS if self._cuda else CALLS[1:]
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether the problem is a grouped product whose output has the type of its operands, or bf16 for
-        8-bit floats."""
+        """Whether the problem is a grouped product whose output has the type of its operands (of the rows,
+        beside quantised weights), or bf16 for 8-bit floats."""
         if problem.dtype_a == SCALED_TYPE:
             return self._cuda and problem.groups > 0 and problem.dtype_d == "bf16"
-        return problem.groups > 0 and problem.dtype_a in TYPES and problem.dtype_d == problem.dtype_a
+        plain = problem.groups > 0 and problem.dtype_a in TYPES
+        return (plain or quantised_groups(problem)) and problem.dtype_d == problem.dtype_b
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """The calls that take the problem, a user's default first."""
@@ -73,6 +80,8 @@ class TorchGrouped(LibraryFamily):
             return f"a torch-grouped solution has call, one of {known}, not {solution.parameters}"
         if problem.dtype_a == SCALED_TYPE:
             return scaled_rule(problem, str(call), environment)
+        if call == "dequantise_grouped_mm":
+            return _grouped_mm_rule(plain_of(problem), environment)
         return _grouped_mm_rule(problem, environment) if call == "grouped_mm" else None
 
     def load(
@@ -96,13 +105,15 @@ def _grouped_mm_rule(p: GemmProblem, environment: Environment) -> str | None:
 
 
 class TorchGroupedKernel:
-    """One of CALLS or SCALED_CALLS for one problem."""
+    """One of CALLS, SCALED_CALLS or WEIGHT_CALLS for one problem."""
 
     workspace_bytes = 0
 
     def __init__(self, problem: GemmProblem, call: str, runtime: TorchRuntime) -> None:
         self._problem, self._call, self._runtime = problem, call, runtime
         self.partial_sums = untold_partial_sums(problem)
+        #: Of dequantised weights: those of all experts may be gigabytes, and launches follow one another.
+        self._empty: Empty | None = None
 
     def prepare(self) -> None:
         """Sets torch's stream and modes."""
@@ -119,7 +130,12 @@ class TorchGroupedKernel:
             )
             weights = runtime.tensor(shapes["a"], operands.a, p.groups).reshape(p.groups, p.m, -1)
             tensors = {"b": x, "a": weights, "d": d, "offsets": offsets.reshape(-1)}
-            if "scale_a" in shapes:
+            if p.weight_only:
+                for name in ("scale_a", "zero_a"):
+                    if name in shapes:
+                        stored = runtime.tensor(shapes[name], getattr(operands, name), p.groups)
+                        tensors[name] = stored.reshape(p.groups, -1, shapes[name].rows)
+            elif "scale_a" in shapes:
                 of_a, of_b = shapes["scale_a"], shapes["scale_b"]
                 rows = runtime.tensor(of_a, operands.scale_a, p.groups).reshape(p.groups, -1, of_a.rows)
                 columns = runtime.tensor(of_b, operands.scale_b, 1)
@@ -139,6 +155,9 @@ class TorchGroupedKernel:
         p = self._problem
         if self._call in SCALED_CALLS:
             return scaled_steps(torch, p, self._call, tensors)
+        if self._call in WEIGHT_CALLS:
+            self._empty = buffers(torch) if self._empty is None else self._empty
+            return weight_steps(torch, p, self._call, tensors, self._empty)
         x, weights, d, offsets = (tensors[name] for name in ("b", "a", "d", "offsets"))
         if self._call == "grouped_mm":
             multiply, across = torch._grouped_mm, weights.mT

@@ -14,19 +14,17 @@ from typing import Any
 from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
+from backends.gpu.torch_dequantise import dequantising, plain_of
 from backends.gpu.torch_gemm import TorchKernel, TorchRuntime
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Kernel, Launch
-from backends.quantisation import GROUPS, MX_NAN, ZERO_ROWS, group_of, groups_of
+from backends.quantisation import GROUPS, group_of, groups_of
 from backends.solution import Solution
 
 #: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The
 #: first that takes a problem is a user's default.
 CALLS = ("int4pack", "int8pack", "dequantise")
-#: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
-#: by which the number is then too small.
-_FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14)}
 #: k tiles that torch._convert_weight_to_int4pack interleaves, and the elements of k that it then wants whole.
 _K_TILES, _WHOLE_K = 8, 128
 
@@ -47,7 +45,7 @@ class TorchWeights(LibraryFamily):
         """Whether the weights are quantised and torch's product of the dequantised ones exists."""
         p = problem
         one_type = p.dtype_d == p.dtype_c == p.dtype_b and p.bias in (None, p.dtype_d)
-        return p.weight_only and one_type and p.compute == "fp32"
+        return p.weight_only and not p.groups and one_type and p.compute == "fp32"
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """The calls that take the problem, a user's default first."""
@@ -162,10 +160,11 @@ class TorchWeightsKernel:
 
     def _dequantised(self, tensors: dict[str, Any], operands: Operands) -> Launch:
         p, runtime = self._problem, self._runtime
-        plain = replace(p, dtype_a=p.dtype_b, scale_a="none", scale_dtype=None, zero_a="none", lda=p.k)
         with runtime.guard:
             buffer, steps = dequantising(runtime.torch, p, tensors)
-        product = TorchKernel(plain, self._device, runtime).bind(replace(operands, a=buffer.data_ptr()), 0)
+        product = TorchKernel(plain_of(p), self._device, runtime).bind(
+            replace(operands, a=buffer.data_ptr()), 0
+        )
         guard = runtime.guard
 
         def launch() -> None:
@@ -191,73 +190,3 @@ def int4pack(torch: Any, p: GemmProblem, tensors: dict[str, Any]) -> tuple[Any, 
     else:  # uint4 without a zero point is q s = (q - 8) s + 8 s
         zeros = scales * (8 if (p.dtype_a, p.zero_a) == ("uint4", "none") else 0)
     return packed, torch.stack([scales.T, zeros.T], dim=-1).contiguous()
-
-
-def dequantising(torch: Any, p: GemmProblem, tensors: dict[str, Any]) -> tuple[Any, list[Callable[[], Any]]]:
-    """A buffer [n, k] of the activations' type, and the operations that fill it with the dequantised weights,
-    without allocating."""
-    stored, n, k, groups = tensors["a"], p.m, p.k, groups_of(p)
-    kind = tensors["b"].dtype
-    if p.mx:
-        return _dequantising_mxfp4(torch, p, tensors)
-    buffer = torch.empty((n, k), dtype=kind, device=stored.device)
-    steps: list[Callable[[], Any]] = []
-    if p.dtype_a == "int8":
-        steps.append(lambda: buffer.copy_(stored))
-    else:
-        halves = torch.empty((n, k // 2, 2), dtype=torch.uint8, device=stored.device)
-        low, high, whole = halves[..., 0], halves[..., 1], halves.reshape(n, k)
-        steps.append(lambda: torch.bitwise_and(stored, 15, out=low))
-        steps.append(lambda: torch.bitwise_right_shift(stored, 4, out=high))
-        if p.dtype_a == "int4":
-            steps.append(lambda: halves.bitwise_xor_(8))
-        steps.append(lambda: buffer.copy_(whole))
-    by_group = buffer.reshape(n, groups, k // groups)
-    scales = tensors["scale_a"].reshape(-1, groups, 1)
-    if p.dtype_a == "int4" or p.zero_a in ("eight", "shift"):
-        steps.append(lambda: buffer.sub_(8))
-    if p.zero_a == "uint4":
-        words = tensors["zero_a"].reshape(n // ZERO_ROWS, groups, 4, 1)
-        shifts = torch.tensor([0, 4], dtype=torch.uint8, device=stored.device)
-        places = torch.bitwise_and(torch.bitwise_right_shift(words, shifts), 15)  # [n / 8, groups, 4, 2]
-        zeros = places.reshape(n // ZERO_ROWS, groups, ZERO_ROWS).transpose(1, 2).reshape(n, groups, 1)
-        subtracted = zeros.to(kind)
-        steps.append(lambda: by_group.sub_(subtracted))
-    if p.zero_a == "float":
-        subtracted = tensors["zero_a"].reshape(n, groups, 1)
-        steps.append(lambda: by_group.sub_(subtracted))
-    if p.zero_a == "shift":
-        added, own = tensors["zero_a"].reshape(n, groups, 1).to(kind), scales.to(kind)
-        steps.append(lambda: torch.addcmul(added, by_group, own, out=by_group))
-    else:
-        steps.append(lambda: by_group.mul_(scales))
-    return buffer, steps
-
-
-def _dequantising_mxfp4(
-    torch: Any, p: GemmProblem, tensors: dict[str, Any]
-) -> tuple[Any, list[Callable[[], Any]]]:
-    """The same for MXFP4, which torch has no call for. A float's bits are shifted to where the other type has
-    them, which takes fewer operations than a table."""
-    stored, n, k, groups = tensors["a"], p.m, p.k, groups_of(p)
-    places, power = _FLOAT_PLACES[p.dtype_b]
-    halves = torch.empty((n, k // 2, 2), dtype=torch.int16, device=stored.device)
-    signs = torch.empty_like(halves)
-    low, high = halves[..., 0], halves[..., 1]
-    buffer = halves.view(tensors["b"].dtype).reshape(n, k)
-    by_group = buffer.reshape(n, groups, k // groups)
-    exponents = tensors["scale_a"].reshape(n, groups, 1).to(torch.int32)
-    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
-    scales = torch.where(exponents == MX_NAN, float("nan"), scales)
-    steps = [
-        lambda: low.copy_(stored),
-        lambda: torch.bitwise_right_shift(low, 4, out=high),
-        lambda: torch.bitwise_left_shift(halves, 12, out=signs),
-        lambda: signs.bitwise_and_(-(2**15)),
-        lambda: halves.bitwise_and_(7),
-        lambda: halves.bitwise_left_shift_(places),
-        lambda: halves.bitwise_or_(signs),
-        lambda: buffer.mul_(2.0**power),
-        lambda: by_group.mul_(scales),
-    ]
-    return buffer, steps

@@ -109,12 +109,13 @@ class HipBackend:
             Baseline("hipBLASLt's first heuristic", first_heuristic(environment, limit)),
             Baseline("rocBLAS's own choice", default_solution(environment)),
         ]
-        if problem.weight_only:
+        if problem.weight_only and not problem.groups:
             solution = Solution(TorchWeights.name, 1, {"call": "dequantise"}, torch)
             looked_for.insert(0, Baseline(f"{name}, dequantise", solution, framework=True))
         if problem.groups:
-            solution = Solution(TorchGrouped.name, 1, {"call": "loop"}, torch)
-            looked_for.insert(0, Baseline(f"{name}, loop", solution, framework=True))
+            call = "dequantise_loop" if problem.weight_only else "loop"
+            solution = Solution(TorchGrouped.name, 1, {"call": call}, torch)
+            looked_for.insert(0, Baseline(f"{name}, {call}", solution, framework=True))
         return [
             (
                 one,

@@ -41,6 +41,16 @@ class ScaledGroupedArgs(GroupedArgs):
     )  # fmt: skip
 
 
+class GroupedWeightArgs(GroupedArgs):
+    """grouped_weights.h: GroupedWeightArgs."""
+
+    _fields_ = (  # type: ignore[assignment]  # mypy wants the fields of GroupedArgs
+        ("scales", ctypes.c_void_p), ("zeros", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("scale_row", "scale_group", "zero_group")),
+        *((name, ctypes.c_longlong) for name in ("scale_bytes", "zero_bytes")),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class GroupedConfig(KernelConfig):
     """A configuration of a family for grouped products. Its launch has `resident` blocks for each
@@ -67,7 +77,10 @@ class GroupedConfig(KernelConfig):
 
     @property
     def _argument(self) -> type[GroupedArgs]:
-        return ScaledGroupedArgs if self.product.problem.dtype_a == SCALED_TYPE else GroupedArgs
+        p = self.product.problem
+        if p.weight_only:
+            return GroupedWeightArgs
+        return ScaledGroupedArgs if p.dtype_a == SCALED_TYPE else GroupedArgs
 
     @property
     def argument_bytes(self) -> int:
@@ -79,8 +92,16 @@ class GroupedConfig(KernelConfig):
         found, gemm = self._argument(), super().arguments(operands, workspace)
         ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
         found.blocks, found.ends, found.groups = self.blocks, operands.offsets, self.product.problem.groups
+        shapes = layouts(self.product.problem)
+        if isinstance(found, GroupedWeightArgs):
+            found.stride_a = shapes["a"].stride  # in bytes
+            found.scales, found.zeros = operands.scale_a, operands.zero_a
+            scales, zeros = shapes["scale_a"], shapes.get("zero_a")
+            found.scale_row, found.scale_bytes = scales.ld, scales.bytes
+            found.scale_group = scales.stride * scales.dtype.bytes
+            if zeros is not None:
+                found.zero_group, found.zero_bytes = zeros.stride * zeros.dtype.bytes, zeros.bytes
         if isinstance(found, ScaledGroupedArgs):
-            shapes = layouts(self.product.problem)
             found.scale_a, found.scale_b = operands.scale_a, operands.scale_b
             found.scale_a_bytes, found.scale_b_bytes = shapes["scale_a"].bytes, shapes["scale_b"].bytes
         return found

@@ -100,6 +100,13 @@ def problems() -> tuple[GemmProblem, ...]:
     for (of_x, of_w), (m, n, k, groups, routing) in product(modes, _GROUPED):
         how = {"groups": groups, "routing": routing, "scale_a": of_x, "scale_b": of_w}
         found.append(from_linear(m, n, k // 16 * 16, "fp8_e4m3", **how))
+    for x, (kind, scale, scales, zero), (m, n, k, groups, routing) in product(
+        ("bf16", "fp16"), _WEIGHTS, _GROUPED
+    ):
+        how = {"dtype_b": kind, "scale_b": scale, "scale_dtype": scales, "zero_b": zero}
+        with suppress(InvalidProblem):  # not every scale is of groups of k
+            whole = {"n": -(-n // 8) * 8, "k": -(-k // 256) * 256}
+            found.append(from_linear(m, dtype_a=x, groups=groups, routing=routing, **whole, **how))
     return tuple(dict.fromkeys(found))
 
 

@@ -7,6 +7,7 @@ import ctypes
 from dataclasses import dataclass
 
 from backends.dtypes import DTYPES
+from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig
 from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
 from backends.operands import Operands, layouts
@@ -78,6 +79,11 @@ def quantised(p: GemmProblem) -> str:
 
 def unsupported_weights(p: GemmProblem) -> str | None:
     """Why no family for quantised weights has the problem's types, or None."""
+    return ungrouped(p) or unsupported_elements(p)
+
+
+def unsupported_elements(p: GemmProblem) -> str | None:
+    """unsupported_weights() of a grouped product, too."""
     if not p.weight_only:
         return f"these kernels multiply quantised weights by bf16 or fp16, not {p.dtype_a} x {p.dtype_b}"
     if p.compute != "fp32":

@@ -8,12 +8,15 @@ from typing import Any
 
 from gemmtune.errors import ProblemError
 from gemmtune.values import check_size
+from gemmtune.weights import GROUPS, is_weight
 
 #: The named distributions of rows over groups, the most groups and rows, the types of the operands.
 _ROUTINGS, _MOST_GROUPS, _MOST_ROWS, _TYPES = ("uniform", "skewed"), 1023, 2**31 - 1, ("bf16", "fp16")
 #: The type of operands with scales, the scales of the weights and of the rows, and the outputs.
 _SCALED_TYPE, _SCALES = "fp8_e4m3", (("block_128x128", "block_1x128"), ("outer", "outer"))
 _SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
+#: Types of quantised weights, beside rows of _TYPES.
+_WEIGHT_TYPES = ("int4", "uint4", "fp4_e2m1")
 
 
 def grouping(groups: int, routing: str | Sequence[int] | None) -> dict[str, Any]:
@@ -35,10 +38,12 @@ def check_groups(p: Mapping[str, Any]) -> None:
     groups, routing = p.get("groups", 0), p.get("routing")
     if not groups:
         return
-    if p["dtype_a"] not in (*_TYPES, _SCALED_TYPE) or p["dtype_b"] != p["dtype_a"] or p["compute"] != "fp32":
+    quantised = p["dtype_a"] in _WEIGHT_TYPES and is_weight(p["dtype_a"], p["dtype_b"])
+    one_type = p["dtype_a"] in (*_TYPES, _SCALED_TYPE) and p["dtype_b"] == p["dtype_a"]
+    if not (one_type or quantised) or p["compute"] != "fp32":
         raise ProblemError(
-            f"groups {groups}: grouped products are of bf16, fp16 or {_SCALED_TYPE} in fp32, not "
-            f"{p['dtype_a']}",
+            f"groups {groups}: grouped products are of bf16, fp16 or {_SCALED_TYPE}, or of weights of "
+            f"{', '.join(_WEIGHT_TYPES)} by bf16 or fp16, in fp32, not {p['dtype_a']} x {p['dtype_b']}",
             "groups",
         )
     plain = {
@@ -49,7 +54,13 @@ def check_groups(p: Mapping[str, Any]) -> None:
     for name, needed in (plain | unscaled).items():
         if p[name] != needed:
             raise ProblemError(f"{name} {p[name]}: grouped products have {needed}", name)
-    if not unscaled:
+    if quantised and p["scale_a"] not in GROUPS:
+        raise ProblemError(
+            f"scale_a {p['scale_a']}: quantised weights of grouped products have scales of groups of k: "
+            f"{', '.join(GROUPS)}",
+            "scale_a",
+        )
+    if not unscaled and not quantised:
         _check_scales(p)
     if p["stride_a"] < p["lda"] * (p["m"] - 1) + p["k"]:
         raise ProblemError(f"stride_a {p['stride_a']} makes the weights of groups overlap", "stride_a")

@@ -59,7 +59,7 @@ def check_weights(p: Mapping[str, Any]) -> None:
     one_of(scale, "scale_a", scales, " for quantised weights")
     if scale in GROUPS and p["k"] % GROUPS[scale]:
         raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[scale]}", "k")
-    for name in ("k", "lda"):
+    for name in ("k", "lda", *(("stride_a",) if p.get("groups") else ())):
         if kind != "int8" and p[name] % 2:
             raise ProblemError(f"{name} {p[name]} is odd: two elements of {kind} share a byte", name)
     if kind == FP4 and zero != "none":

@@ -19,6 +19,7 @@ from backends.toolchains import clang_compilers, triton
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
 WEIGHTS, BYTES = ("dequant-ring", "dequant-wgmma", "dequant-gemv"), ("bytes-ring",)
+OF_WEIGHTS = "grouped-dequant-wgmma"
 GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile", "triton-fused-moe")
 
 
@@ -36,14 +37,18 @@ def test_every_family_is_there_once_with_its_source() -> None:
             assert (ROOT / file).is_file()
         assert entry.vendors
         assert entry.parameters
-        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED)
+        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED, OF_WEIGHTS)
         assert "bf16" in entry.input_types or entry.name in others
     assert len({entry.description for entry in entries.values()}) == len(entries)
 
 
 def test_groups_are_types_of_their_own() -> None:
     entries = {entry.name: entry for entry in catalogue()}
-    assert all(entries[name].input_types == ("bf16 groups", "fp16 groups") for name in GROUPED)
+    of_weights = ("int4 weights of groups", "uint4 weights of groups", "fp4_e2m1 weights of groups")
+    for name in GROUPED:
+        more = of_weights if name == "grouped-ring" else ()
+        assert entries[name].input_types == (*more, "bf16 groups", "fp16 groups")
+    assert entries[OF_WEIGHTS].input_types == of_weights
 
 
 def test_what_is_said_of_a_family_is_its_own() -> None:

@@ -35,7 +35,14 @@ BASE: dict[str, Any] = {"m": 64, "n": 96, "k": 128, "dtype": "bf16", "trans_b": 
 GIVEN = {**BASE, "m": 6, "groups": 3, "routing": [1, 0, 5]}
 FP8 = {**BASE, "dtype": "fp8_e4m3", "dtype_d": "bf16"}
 BLOCKS = {**FP8, "n": 200, "k": 320, "scaling": {"a": "block_1x128", "b": "block_128x128"}}
+W4 = {
+    **BASE, "dtype_b": "uint4", "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"},
+}  # fmt: skip
+MX = {**BASE, "dtype_b": "fp4_e2m1", "scaling": {"b": "group_32"}}
 FORMS = (
+    W4, MX, {**W4, "dtype": "fp16", "dtype_d": "fp32", "routing": [8] * 8},
+    {**W4, "ldb": 160, "strides": {"b": 160 * 96 + 32}, "scaling": {"b": "group_32", "dtype": "fp16"}},
+    {**W4, "dtype_b": "int4", "scaling": {"b": "group_128", "dtype": "fp32"}, "routing": "skewed"},
     BLOCKS, {**FP8, "scaling": "row"}, {**BLOCKS, "dtype_d": "fp32", "routing": [8] * 8},
     BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
     {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
@@ -98,6 +105,17 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({**FP8, "scaling": "row", "dtype_d": "fp8_e4m3"}, "dtype_d", "bf16, fp16, fp32"),
     ({**FP8, "scaling": "row", "fast_accumulation": True}, "fast_accumulation", "added in fp32"),
     ({"strides": {"b": 96}}, "strides", "overlap"),
+    ({**W4, "dtype_b": "int8", "scaling": {"b": "group_64"}}, "groups", "int4, uint4, fp4_e2m1 by bf16"),
+    ({**W4, "scaling": {"b": "row"}}, "scaling", "groups of k: block_1x32, block_1x64, block_1x128"),
+    ({**W4, "scaling": {"b": "tensor"}}, "scaling", "groups of k"),
+    ({**W4, "scaling": "none"}, "scaling", "no scale of quantised weights"),
+    ({**W4, "scaling": {"a": "row", "b": "group_64"}}, "scaling", "only the weights have scales"),
+    ({**W4, "k": 96, "scaling": {"b": "group_64"}}, "k", "no multiple"),
+    ({**W4, "strides": {"b": 96 * 128 + 1}}, "strides", "odd"),
+    ({**W4, "n": 20}, "n", "8 rows to a word"),
+    ({**W4, "epilogue": "bias"}, "epilogue", "no bias"),
+    ({**MX, "scaling": {"b": "group_32", "dtype": "fp8_e4m3"}}, "scaling", "NVFP4"),
+    ({**MX, "scaling": {"b": "group_32", "zero_b": "eight"}}, "scaling", "no zero point"),
 )  # fmt: skip
 
 
@@ -112,6 +130,25 @@ def test_what_is_refused(change: dict[str, Any], field: str, text: str) -> None:
 def test_the_client_refuses_the_same(change: dict[str, Any]) -> None:
     with pytest.raises(ProblemError):
         canonical({**GIVEN, **change})
+
+
+def test_every_group_has_weights_scales_and_zero_points() -> None:
+    problem = problem_from_wire({**W4, "strides": {"b": 96 * 128 + 32}})
+    shapes = layouts(problem)
+    assert {name: shapes[name].copies for name in ("a", "scale_a", "zero_a", "b", "d")} == {
+        "a": 8, "scale_a": 8, "zero_a": 8, "b": 1, "d": 1,
+    }  # fmt: skip
+    assert (shapes["a"].rows, shapes["a"].stride) == (64, (96 * 128 + 32) // 2)
+    assert (shapes["scale_a"].rows, shapes["scale_a"].stride) == (2, 2 * 96)
+    assert shapes["zero_a"].bytes == 8 * 2 * 96 // 2
+    mx = layouts(problem_from_wire(MX))
+    assert (mx["scale_a"].bytes, "zero_a" in mx) == (8 * 96 * 4, False)
+
+
+def test_bytes_count_weights_of_groups_that_have_rows() -> None:
+    some, every = (problem_from_wire({**W4, "m": 8, "routing": rows}) for rows in ([8, *[0] * 7], [1] * 8))
+    weights = 96 * 128 // 2 + 96 * 2 * 2 + 96 * 2 // 2  # with scales and zero points
+    assert every.bytes_read - some.bytes_read == 7 * weights
 
 
 @pytest.mark.parametrize("routing", NAMED)
@@ -224,6 +261,25 @@ def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], ba
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
+@pytest.mark.parametrize("form", [W4, MX], ids=["w4a16", "mxfp4"])
+def test_no_other_family_takes_grouped_quantised_weights(form: dict[str, Any], backend: Backend) -> None:
+    """Families for quantised weights are for one matrix, and others for groups do not dequantise."""
+    grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
+    made = {
+        "cpu": {"numpy-grouped"},
+        "cuda": {"torch-grouped", "grouped-ring", "grouped-dequant-wgmma"},
+        "hip": {"torch-grouped"},
+    }
+    environment = HERE[backend.name]
+    for name, family in backend.families().items():
+        assert family.supports(grouped) == (name in made[backend.name]), name
+        if name not in made[backend.name]:
+            takes = family.solutions(plain, environment) if family.supports(plain) else ()
+            own = next(iter(takes), Solution(name, 1, {}))
+            assert family.illegal(grouped, own, environment) is not None, name
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
 def test_defaults_are_the_frameworks(backend: Backend) -> None:
     found = backend.baselines(from_linear(64, 96, 128, "bf16", groups=8), HERE[backend.name])
     families = [one.solution.family for one in found]
@@ -234,6 +290,15 @@ def test_defaults_are_the_frameworks(backend: Backend) -> None:
     }
     assert families == expected[backend.name]
     assert found[0].framework
+    for form in (W4, MX):
+        found = backend.baselines(problem_from_wire(form), HERE[backend.name])
+        calls = [one.solution.parameters.get("call", one.solution.family) for one in found]
+        dequantised = {
+            "cpu": ["numpy-grouped"],
+            "cuda": ["dequantise_grouped_mm", "dequantise_loop"],
+            "hip": ["dequantise_loop"],
+        }
+        assert calls == dequantised[backend.name]
 
 
 def test_the_rule() -> None:

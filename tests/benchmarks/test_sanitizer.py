@@ -30,6 +30,7 @@ from benchmarks.sanitizer_pairs import (
     FAMILIES,
     GROUPED,
     GROUPED_BYTES,
+    GROUPED_WEIGHTS,
     LARGE,
     PROBLEMS,
     QUANTISED,
@@ -72,7 +73,7 @@ def test_problems_are_of_every_kind() -> None:
         assert (
             sum(
                 GPU_FAMILIES[name].supports(one)
-                for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES)
+                for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
             )
             >= least
         ), name

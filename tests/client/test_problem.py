@@ -79,6 +79,7 @@ WEIGHTS = st.fixed_dictionaries(
     optional={
         "epilogue": st.sampled_from(["bias", "bias_relu"]), "dtype_d": st.sampled_from(["fp32", "bf16"]),
         "ldb": st.sampled_from([128, 129, 512]), "batch": st.sampled_from([1, 2]), "beta": st.just(1),
+        "groups": st.sampled_from([0, 2, 4]), "strides": _optional(b=st.sampled_from([4096, 4097, 8192])),
     },
 )  # fmt: skip
 
@@ -109,6 +110,10 @@ VALID = (
      "scaling": {"b": "row", "dtype": "fp32"}},
     {"m": 5, "n": 3, "k": 64, "dtype": "int4", "dtype_b": "bf16", "trans_a": True, "layout": "col",
      "scaling": {"a": "group_32"}},
+    {"m": 6, "n": 16, "k": 64, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True, "groups": 3,
+     "routing": [1, 0, 5], "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"}},
+    {"m": 6, "n": 16, "k": 64, "dtype": "fp16", "dtype_b": "fp4_e2m1", "trans_b": True, "groups": 32,
+     "scaling": {"b": "group_32"}},
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ and the CPU's loops over groups."""
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ from backends.grouping import NO_ROUTING, counts_of, ends_of, spans_of
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Device
+from backends.quantisation import dequantised, group_of, groups_of
 from tests.backends.gpu.null_device import emulated
+from tests.backends.weight_samples import mxfp4, weights
 from tuners.inputs import DISTRIBUTIONS, Case, cases, fixed_operand, host_inputs, screening_cases
 from tuners.measure import OperandSets
 from tuners.policy import MeasurementPolicy
-from tuners.reference import error_bound, make_reference
+from tuners.reference import error_bound, make_reference, reference_of
 from tuners.verify import Verifier, compare
 
-PROBLEM = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1])
+ROUTING = [0, 31, 0, 29, 1]
+PROBLEM = from_linear(61, 40, 72, "bf16", groups=5, routing=ROUTING)
 
 
 #: Operands with scales; partial blocks of k and of the weights' rows.
@@ -84,6 +88,77 @@ def test_cases_of_scaled_products_keep_their_scales() -> None:
     assert (aligned.k, aligned.lda % 16, aligned.ldb % 16, aligned.stride_a % 16) == (320, 0, 0, 0)
 
 
+#: 4-bit weights. (136 rows: the ragged problems' own.)
+QUANTISED = {
+    "w4a16": weights(61, 40, 192, zero_b="uint4", scale_b="block_1x64", groups=5, routing=ROUTING, ldb=224,
+                     lda=200, stride_b=224 * 40 + 32),
+    "shift": weights(61, 40, 256, zero_b="shift", groups=5, routing=ROUTING, dtype_a="fp16"),
+    "mxfp4": mxfp4(61, 40, 96, groups=5, routing=ROUTING),
+}  # fmt: skip
+
+
+def of_weights(p: GemmProblem, inputs: Any, shift: str = "", rounded: bool = False) -> Any:
+    """The product of quantised weights; `shift`: the operand that is another group's; `rounded`: by weights
+    that are rounded once to the rows' type."""
+    out = np.zeros((1, p.n, p.m))
+    x = inputs["b"][0].astype(np.float64)
+    for group, start, end in spans_of(p):
+        own = {
+            name: inputs[name][(group + (name == shift)) % p.groups]
+            for name in ("a", "scale_a", "zero_a")
+            if name in inputs
+        }
+        whole = dequantised(p, own["a"], own["scale_a"].reshape(-1, groups_of(p)), own.get("zero_a"))
+        if rounded:
+            whole = to_host(whole, DTYPES[p.input_type]).astype(np.float64)
+        out[0, start:end] = x[start:end] @ whole.T
+    return to_host(out, DTYPES[p.dtype_d])
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_every_group_has_quantised_weights(name: str, distribution: str) -> None:
+    problem = QUANTISED[name]
+    reference, inputs = make_reference(Case(problem, 3, distribution, "exact"))
+    for rounded in (False, True):
+        assert compare(reference, of_weights(problem, inputs, rounded=rounded)).wrong == ""
+    for operand in ("a", "scale_a", *(("zero_a",) if "zero_a" in inputs else ())):
+        assert "elements are off" in compare(reference, of_weights(problem, inputs, operand)).wrong, operand
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_extreme_scales(name: str) -> None:
+    """Tolerances follow them, in one group of rows as in another."""
+    problem = QUANTISED[name]
+    case = Case(problem, 3, "normal", "exact")
+    _, inputs = make_reference(case)
+    scales = inputs["scale_a"].astype(np.float64)
+    scales[1] *= 2.0**-12
+    scales[4] *= 2.0**12 if problem.dtype_d == "bf16" else 4.0
+    inputs["scale_a"] = scales.astype(inputs["scale_a"].dtype)
+    if problem.zero_a == "shift":
+        inputs["zero_a"][1] *= 0
+    reference = reference_of(case, inputs)
+    found = of_weights(problem, inputs)
+    assert compare(reference, found).wrong == ""
+    for row in (5, 60):  # of the group with small scales, and with large ones
+        wrong = found.copy()
+        wrong[0, row, 7] = found[0, row, 7] * 1.5 + 2.0**-14
+        assert "1 of" in compare(reference, wrong).wrong
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_cases_of_quantised_weights_are_whole_groups_of_k(name: str) -> None:
+    problem = replace(QUANTISED[name], m=400, k=2880 // 128 * 128, lda=2880 // 128 * 128, ldb=2880, ldd=400,
+                      ldc=400, stride_a=2880 // 128 * 128 * 400)  # fmt: skip
+    found = {case.name: case.problem for case in cases(problem, 1, 0)}
+    assert list(found) == ["ragged", "ragged, aligned", "one group", "one group, aligned", "exact"]
+    ragged, aligned = found["ragged"], found["ragged, aligned"]
+    assert (ragged.m, ragged.k % group_of(problem), ragged.lda % 2, ragged.lda % 32 > 0) == (136, 0, 0, True)
+    assert (aligned.k, aligned.lda % 32, aligned.ldb % 8, aligned.stride_a % 32) == (problem.k, 0, 0, 0)
+    assert {one.scale_a for one in found.values()} == {problem.scale_a}
+
+
 def test_a_mistake_shows() -> None:
     reference, inputs = make_reference(Case(PROBLEM, 3, "normal", "exact"))
     assert "elements are off" in compare(reference, computed(PROBLEM, inputs, shift=1)).wrong
@@ -133,6 +208,15 @@ def test_loops_of_the_cpu_are_right(name: str, cpu: Device) -> None:
             assert Verifier(cpu).check(kernel, case).wrong == "", case.name
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_the_loop_of_quantised_weights_is_right(name: str, cpu: Device) -> None:
+    family, problem = CpuBackend().families()["numpy-grouped"], QUANTISED[name]
+    solution = next(iter(family.solutions(problem, cpu.environment)))
+    for case in cases(problem, 1, 0):
+        kernel = cpu.load(case.problem, solution, None)
+        assert Verifier(cpu).check(kernel, case).wrong == "", case.name
+
+
 @pytest.mark.parametrize("name", ["torch-grouped", "numpy-grouped"])
 def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
     """Of one kernel that is bound once."""
@@ -162,11 +246,11 @@ def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-@pytest.mark.parametrize("kind", ["bf16", *SCALED])
+@pytest.mark.parametrize("kind", ["bf16", *SCALED, *QUANTISED])
 def test_a_devices_own_reference_is_the_hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     device = emulated(BinaryCache(tmp_path_factory.mktemp("reference")), units=1)
     plain = from_linear(61, 40, 72, "bf16", groups=5, routing=[0, 31, 0, 29, 1], lda=80, ldb=88)
-    problem = SCALED.get(kind, plain)
+    problem = {**SCALED, **QUANTISED}.get(kind, plain)
     case = Case(problem, 3, "normal", "exact")
     expected, inputs = make_reference(case)
     at = {}

@@ -86,7 +86,8 @@ struct DequantChunk {
                 const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
                 const i64 at = from * i64(sizeof(Scale));
                 char* const of = slot + kS + row * kScalePitch;
-                if constexpr (QUANT::kFloat) copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
+                if constexpr (QUANT::kFloat)
+                    copy_line_bytes<kScaleBytes, ROWS, PRODUCTS::kClips>(of, scales, ld, at, rows, bytes, end);
                 else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);

@@ -296,6 +296,10 @@ inline auto tell_scales(const ARGS* args, int) -> decltype(args->scale_a_bytes, 
     may_copy(2, args->scale_a, args->scale_a_bytes), may_copy(3, args->scale_b, args->scale_b_bytes);
 }
 template <typename ARGS>
+inline auto tell_scales(const ARGS* args, int) -> decltype(args->zero_bytes, void()) {
+    may_copy(2, args->scales, args->scale_bytes), may_copy(3, args->zeros, args->zero_bytes);
+}
+template <typename ARGS>
 inline void tell_scales(const ARGS*, long) {}
 // A GEMM kernel's argument names both operands, and their scales if there may be any; other arguments name none.
 template <typename ARGS>
@@ -308,13 +312,8 @@ inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, v
     tell_operands(&args->product);
 }
 template <typename ARGS>
-inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->groups, void()) {
+inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, void()) {
     tell_operands(&args->gemm), tell_scales(args, 0);
-}
-template <typename ARGS>
-inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, args->scale_bytes, void()) {
-    tell_operands(&args->gemm);
-    may_copy(2, args->scales, args->scale_bytes), may_copy(3, args->zeros, args->zero_bytes);
 }
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.gemm.a_bytes, void()) {
@@ -337,7 +336,7 @@ inline void start_copy(void* shared, const void* global, int size, int bytes) {
     if ((reinterpret_cast<u64>(shared) | reinterpret_cast<u64>(global)) % static_cast<u64>(size))
         fail("an asynchronous copy from or to a misaligned address");
     if (bytes < 0 || bytes > size) fail("an asynchronous copy of more than there is place for");
-    if (bytes % (size == 16 ? 2 : size)) fail("an asynchronous copy of a part that no GPU's copies");
+    if (size == 16 && bytes % 2) fail("an asynchronous copy of a part that no GPU's copies");
     const char* const from = static_cast<const char*>(global);
     bool within = bytes == 0;
     for (const auto& one : machine.operands) within |= one.begin <= from && from + size <= one.end;

@@ -15,6 +15,7 @@ from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
+from backends.kernels.families.grouped_dequant_wgmma import GroupedDequantWgmma
 from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.grouped_wgmma import GroupedWgmma
@@ -44,6 +45,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
         SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantGemv(), GroupedWgmma(), GroupedRing(),
+        GroupedDequantWgmma(),
         GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
         AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),

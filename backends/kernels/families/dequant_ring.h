@@ -28,24 +28,11 @@
 // PRODUCTS: how a warp multiplies, by mma.sync or, with more columns, by Hopper's wgmma (dequant_wgmma.h).
 #pragma once
 
-#include "device/dequant_chunk.h"
+#include "device/dequant_tiles.h"
+#include "device/dequant_together.h"
 #include "device/epilogue.h"
 
 namespace gemmtune {
-
-// The largest divisor of `whole` that is at most `most`.
-GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
-    return most >= whole ? whole : whole % most ? divisor(whole, most - 1) : most;
-}
-
-// mma.sync reads activations from shared memory into registers.
-struct ByWarps {
-    static constexpr bool kOfWarpgroups = false;
-    static constexpr int kPlace = 16;  // where a slot begins, in bytes
-    template <int BYTES, int COLUMNS, int LANES, int EIGHTS>
-    using Inputs = LineCopies<BYTES, COLUMNS, LANES, EIGHTS>;
-    static GEMMTUNE_DEVICE void show() {}
-};
 
 template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
           typename PRODUCTS = ByWarps>
@@ -59,9 +46,9 @@ struct DequantRing {
     static constexpr int kStep = Chunk::kStep, kSteps = Chunk::kSteps, kEights = Chunk::kEights;
     static constexpr bool kGrouped = Chunk::kGrouped, kAfter = Chunk::kAfter, kFolded = Chunk::kFolded;
     static constexpr int kTiles = ROWS / 16, kHalves = Chunk::kHalves;  // accumulators down and across
-    static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
-    // Tiles whose weights are dequantised before activations are read again.
-    static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
+    using Tiles = DequantTiles<Chunk, kTiles>;
+    using Together = DequantTogether<Chunk, QUANT, PRODUCTS, kTiles>;
+    static constexpr int kRun = Tiles::kRun, kAtOnce = Tiles::kAtOnce;
     static constexpr int kSumsPitch = kAll + 8, kPart = COLUMNS * kSumsPitch;  // of a team's sums, in floats
     static constexpr int kRings = WARPS_K * SLOTS * kSlot, kParts = WARPS_K * kPart * 4;
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
@@ -99,14 +86,12 @@ struct DequantRing {
             next += WARPS_K, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
             if (WARPS_K == 1 || next - SLOTS * WARPS_K < end) {
-                if constexpr (PRODUCTS::kOfWarpgroups && QUANT::kFloat) {
-                    multiply_groups(ring + from, reads, sum);
-                } else if constexpr (PRODUCTS::kOfWarpgroups) {
-                    multiply_together(ring + from, reads, sum);
+                if constexpr (PRODUCTS::kOfWarpgroups) {
+                    Together::multiply(ring + from, reads, sum);
                 } else {
                     GEMMTUNE_UNROLL
                     for (int tile = 0; tile < kTiles; tile += kAtOnce)
-                        multiply(opaque_shared(ring + from), reads, tile, sum);
+                        Tiles::multiply(opaque_shared(ring + from), reads, tile, sum);
                 }
             }
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
@@ -121,178 +106,12 @@ private:
     using Copies = typename Chunk::Copies;
     using Reads = typename Chunk::Reads;
     using Row = typename Chunk::Row;
-    using Sums = float[kTiles][kHalves][4];
+    using Sums = typename Tiles::Sums;
 
     static GEMMTUNE_DEVICE void team_barrier(int team) {
         if constexpr (WARPS_M == 1) warp_barrier();
         else if constexpr (WARPS_K == 1) block_barrier();
         else named_barrier_sync<kTeam>(1 + team);
-    }
-
-    // A chunk's products of kAtOnce tiles, from `first` on. Where there are many sums, a loop keeps the compiler from
-    // reading a whole chunk before it uses the first of it.
-    static GEMMTUNE_DEVICE void multiply(const char* slot, const Reads& reads, int first, Sums& sum) {
-        if constexpr (kTiles * kHalves >= 8) {
-            GEMMTUNE_ROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        } else {
-            GEMMTUNE_UNROLL
-            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
-        }
-    }
-
-    // kRun steps, from `from` on.
-    static GEMMTUNE_DEVICE void multiply_run(const char* slot, const Reads& reads, int first, int from, Sums& sum) {
-        constexpr unsigned kOne = PairBits<T>::kOne;
-        constexpr unsigned kOnes[2][4] = {{kOne, kOne, kOne, kOne}, {kOne, kOne, kOne, kOne}};
-        float part[kAtOnce][kHalves][4] = {};
-        float factor[kAtOnce][2] = {}, offset[kAtOnce][2] = {}, inputs[kHalves][4] = {};
-        GEMMTUNE_UNROLL
-        for (int on = 0; on < kRun; ++on) {
-            const int step = from + on;
-            Row row[kAtOnce][2];
-            GEMMTUNE_UNROLL
-            for (int t = 0; t < kAtOnce; ++t) {
-                GEMMTUNE_UNROLL
-                for (int upper = 0; upper < 2; ++upper) {
-                    row[t][upper].read(slot, reads, (first + t) * 16 + upper * 8, step);
-                    if constexpr (kAfter) factor[t][upper] = row[t][upper].factor;
-                    if constexpr (kFolded) offset[t][upper] = row[t][upper].offset;
-                }
-            }
-            GEMMTUNE_UNROLL
-            for (int j = 0; j < kEights; ++j) {
-                unsigned w[kAtOnce][2][4];
-                GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t) {
-                    row[t][0].convert(reads.mask, j, w[t][0]);
-                    row[t][1].convert(reads.mask, j, w[t][1]);
-                }
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    unsigned x[4];
-                    reads.inputs(slot, half, step, j, x);
-                    if constexpr (kFolded) eight(inputs[half], kOnes, x);
-                    GEMMTUNE_UNROLL
-                    for (int t = 0; t < kAtOnce; ++t) {
-                        if constexpr (kAfter) eight(part[t][half], w[t], x);
-                        else eight(sum[first + t][half], w[t], x);
-                    }
-                }
-            }
-        }
-        if constexpr (kAfter) {
-            GEMMTUNE_UNROLL
-            for (int t = 0; t < kAtOnce; ++t) {
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; ++i) {
-                        float own = part[t][half][i];
-                        if constexpr (kFolded) own -= offset[t][i / 2] * inputs[half][i];
-                        sum[first + t][half][i] += factor[t][i / 2] * own;
-                    }
-                }
-            }
-        }
-    }
-
-    // A chunk's products by warpgroups. The tensor cores multiply while the next weights are converted: registers that
-    // an instruction reads or writes are left alone until the wait for all of a run.
-    static GEMMTUNE_DEVICE void multiply_together(const char* slot, const Reads& reads, Sums& sum) {
-        const u64 inputs = PRODUCTS::matrix(slot + Chunk::kX);
-        GEMMTUNE_ROLL
-        for (int from = 0; from < kSteps; from += kRun) {
-            unsigned held[kTiles][kRun * kEights * 2][4];
-            float part[kAfter ? kTiles : 1][kHalves][4] = {}, factor[kTiles][2];
-            GEMMTUNE_UNROLL
-            for (int tile = 0; tile < kTiles; ++tile) {
-                GEMMTUNE_UNROLL
-                for (int at = 0; at < kRun * kEights; ++at) {
-                    const int number = from * kEights + at;  // of 32 elements of k
-                    unsigned w[2][4];
-                    GEMMTUNE_UNROLL
-                    for (int upper = 0; upper < 2; ++upper) {
-                        Row row;
-                        const int down = tile * 16 + upper * 8;
-                        row.read_scales(slot, reads, down, kGroup % 32 == 0 ? number * 32 / kGroup : 0);
-                        if constexpr (kAfter) factor[tile][upper] = row.factor;
-                        reads.together(slot, down, number, row.whole, w[upper]);
-                        row.scale_pairs(w[upper]);
-                    }
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; i += 2) {
-                        unsigned(&a)[4] = held[tile][at * 2 + i / 2];
-                        a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
-                        const int product = number * 2 + i / 2;
-                        if constexpr (kAfter) PRODUCTS::template multiply<T>(part[tile], a, inputs, product);
-                        else PRODUCTS::template multiply<T>(sum[tile], a, inputs, product);
-                    }
-                }
-            }
-            PRODUCTS::end();
-            PRODUCTS::wait();
-            if constexpr (!kAfter) continue;
-            GEMMTUNE_UNROLL
-            for (int tile = 0; tile < kTiles; ++tile) {
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; ++i)
-                        sum[tile][half][i] += factor[tile][i / 2] * part[kAfter ? tile : 0][half][i];
-                }
-            }
-        }
-    }
-
-    // The same of MXFP4, whose groups are two products each: the next group's weights are converted meanwhile.
-    static GEMMTUNE_DEVICE void multiply_groups(const char* slot, const Reads& reads, Sums& sum) {
-        static_assert(!QUANT::kFloat || kTiles == 1, "a fragment");
-        const u64 inputs = PRODUCTS::matrix(slot + Chunk::kX);
-        unsigned held[2][2][4];
-        float factor[2][2];
-        const auto convert = [&](int group, int place) {
-            unsigned w[2][4];
-            GEMMTUNE_UNROLL
-            for (int upper = 0; upper < 2; ++upper) {
-                factor[place][upper] = widen(reads.scale(slot, upper * 8, group));
-                reads.together(slot, upper * 8, group, 0, w[upper]);
-            }
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 4; i += 2) {
-                unsigned(&a)[4] = held[place][i / 2];
-                a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
-            }
-        };
-        convert(0, 0);
-        GEMMTUNE_ROLL
-        for (int from = 0; from < kSteps; from += 2) {
-            GEMMTUNE_UNROLL
-            for (int on = 0; on < 2; ++on) {
-                const int group = from + on;
-                float part[kHalves][4] = {};
-                PRODUCTS::template multiply<T>(part, held[on][0], inputs, group * 2);
-                PRODUCTS::template multiply<T>(part, held[on][1], inputs, group * 2 + 1);
-                PRODUCTS::end();
-                convert(group + 1 < kSteps ? group + 1 : 0, 1 - on);  // the last one's are not used
-                PRODUCTS::wait();
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < kHalves; ++half) {
-                    GEMMTUNE_UNROLL
-                    for (int i = 0; i < 4; ++i) sum[0][half][i] += factor[on][i / 2] * part[half][i];
-                }
-            }
-        }
-    }
-
-    // Adds the products of eight elements of k a lane.
-    static GEMMTUNE_DEVICE void eight(float (&sum)[4], const unsigned (&w)[2][4], const unsigned (&x)[4]) {
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; i += 2) {
-            const unsigned of_a[4] = {w[0][i], w[1][i], w[0][i + 1], w[1][i + 1]};
-            const unsigned of_b[2] = {x[i], x[i + 1]};
-            mma_16x8x16<T>(sum, of_a, of_b);
-        }
     }
 
     // Adds the teams' sums and stores them; neighbouring threads store neighbours in D's columns.

@@ -7,8 +7,16 @@ from math import ceil
 from typing import ClassVar
 
 from backends.archs import GpuArch
-from backends.dtypes import DTYPES
 from backends.environment import Environment
+from backends.kernels.dequant_chunk import (
+    chunk_bytes,
+    chunk_rule,
+    fragment_registers,
+    load_costs,
+    scales_sums,
+    tiles_at_once,
+    unsupported_scales,
+)
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.few_columns import SECOND_LAUNCH, FewColumnsFamily
 from backends.kernels.legality import arch_of, first, tensor_core_rule
@@ -16,26 +24,17 @@ from backends.kernels.oriented_gemm import OrientedGemm
 from backends.kernels.weights import (
     WeightConfig,
     bits,
-    group,
     lines_rule,
     quantised,
-    read_step,
     unsupported_weights,
-    wide,
 )
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, STORED_ZEROS, groups_of
+from backends.quantisation import GROUPS, STORED_ZEROS
 from backends.solution import Parameter
 
 #: Of a multiprocessor of an H200: bytes that L2 delivers per clock in practice; how much faster than its
 #: share of memory bandwidth it reads while others idle.
 _L2_BYTES, _FASTER = 40, 2.0
-#: Instructions that convert the 512 bytes of weights that a warp loads at once, by their bits, and for 4 bits
-#: if powers of two are left (dequant_ring.h: kFolded), and those of a chunk and of each of its copies. By
-#: counting.
-_CONVERT, _LIFT, _CHUNK, _COPY = {4: 50, 8: 20}, 30, 60, 3.5
-#: The same for MXFP4, with the reading of four groups' scales; eight columns' sums of them take 8 more.
-_CONVERT_MX = 104
 #: Clocks between two instructions of a warp, and instructions that a multiprocessor issues per clock at most;
 #: clocks of its tensor cores for an instruction; clocks until a wave of blocks reads steadily and from its
 #: last byte to its end. Estimated from measurements of this kernel's first version on an H100; they only
@@ -70,8 +69,8 @@ class DequantRing(FewColumnsFamily):
     multiply_clocks = _MULTIPLY
 
     def scales_sums(self, p: GemmProblem) -> bool:
-        """Whether sums of a group are scaled instead of its weights (dequant_ring.h: kAfter)."""
-        return group(p) > 0 and group(p) % read_step(p) == 0 and p.zero_a != "shift"
+        """Whether sums of a group are scaled instead of its weights (dequant_chunk.h: kAfter)."""
+        return scales_sums(p)
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
@@ -80,11 +79,7 @@ class DequantRing(FewColumnsFamily):
             return why
         if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
             return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
-        if p.scale_a.startswith("block") and not self.scales_sums(p) and p.scale_dtype != p.dtype_b:
-            return (
-                f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
-            )
-        return None
+        return unsupported_scales(p)
 
     def oriented(self, problem: GemmProblem, values: Values) -> OrientedGemm:
         """The weights are A."""
@@ -108,14 +103,8 @@ class DequantRing(FewColumnsFamily):
 
     def _slot_bytes(self, product: OrientedGemm, values: Values) -> int:
         """Bytes of a team's chunk: weights, activations, scales and zero points."""
-        p, rows, deep = product.problem, self.rows(product, values, 32), number(values, "tile_k")
-        found = rows * deep * bits(p) // 8 + self._columns(product) * deep * 2
-        if size := group(p):
-            each = deep // size * DTYPES[p.scale_dtype or "fp32"].bytes
-            found += rows * (each + 4 if p.mx else each)  # rows of bytes begin within a word
-            found += rows * each if p.zero_a in ("float", "shift") else 0
-            found += rows // 8 * (deep // size) * 4 if p.zero_a == "uint4" else 0
-        return -(-found // 16) * 16
+        rows, deep = self.rows(product, values, 32), number(values, "tile_k")
+        return chunk_bytes(product.problem, rows, self._columns(product), deep)
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
         """Bytes of all teams' rings, or of the fp32 sums that reuse their memory at the end, whichever is
@@ -125,19 +114,13 @@ class DequantRing(FewColumnsFamily):
         return max(rings, teams * self._columns(product) * (rows + 8) * 4)
 
     def _at_once(self, product: OrientedGemm, values: Values) -> int:
-        """Tiles of 16 rows that share a reading of activations (dequant_ring.h: kAtOnce)."""
-        tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
-        return max(size for size in range(1, max(1, 8 // halves) + 1) if tiles % size == 0)
+        """Tiles of 16 rows that share a reading of activations."""
+        return tiles_at_once(number(values, "rows") // 16, -(-self._columns(product) // 8))
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for sums, a group's own sums, and a step's weights and activations. (Compilers spill with
-        more sums than their half more allows for.)"""
+        """Registers for sums, a group's own sums, and a step's weights and activations."""
         tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
-        at_once = self._at_once(product, values)
-        grouped = 4 * at_once * halves if self.scales_sums(product.problem) else 0
-        sums = 4 * tiles * halves
-        ahead = 24 if product.problem.mx else 0  # more loads, of less, that compilers move ahead
-        return sums + sums // 2 + grouped + at_once * 20 + ahead + 8
+        return fragment_registers(product.problem, tiles, halves)
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes of weights that a thread has in flight, and the share of the teams' iterations along k that
@@ -191,20 +174,8 @@ class DequantRing(FewColumnsFamily):
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """For the 512 bytes of weights that a warp loads at once: instructions; those of them that multiply;
         clocks of shared memory."""
-        p, deep, columns = product.problem, number(values, "tile_k"), self._columns(product)
-        width, halves, once = bits(p), -(-columns // 8), self._at_once(product, values)
-        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and self.scales_sums(p) and not p.mx
-        eights = wide(p) // 8  # instructions of a load's 16 rows and eight columns, two loads for each
-        multiplications = eights * halves * (1 + (1 / once if folded else 0))
-        convert = _CONVERT_MX + 8 * halves if p.mx else _LIFT if folded else _CONVERT[width]
-        found = convert + multiplications
-        found += halves * (eights * (2.5 if folded else 0.5) / once + (4 if folded else 2))
-        loads = number(values, "rows") * deep * width // 8 // 512
-        inputs = columns * deep * 2 / 512
-        copies = loads + inputs / number(values, "warps_m")
-        read = eights * 4 * min(columns, halves * 8) / 8 / (2 * once)
-        shared = 8 + read + inputs * 4 / (loads * number(values, "warps_m"))
-        return found + (_CHUNK + _COPY * copies) / loads, multiplications, shared
+        rows, deep, warps = (number(values, name) for name in ("rows", "tile_k", "warps_m"))
+        return load_costs(product.problem, self._columns(product), rows, deep, warps)
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By cost(); those that differ from an earlier one in slots alone come last."""
@@ -229,18 +200,7 @@ class DequantRing(FewColumnsFamily):
         broken = first(tensor_core_rule(environment), lines_rule(product))
         if broken is not None:
             return broken
-        if deep % read_step(p):
-            return f"tile_k is a multiple of {read_step(p)} for {p.dtype_a}, not {deep}"
-        if (size := group(p)) == 0:
-            return None
-        if deep % size:
-            return f"tile_k is whole groups of {size}, not {deep}"
-        each = DTYPES[p.scale_dtype or "fp32"].bytes
-        if deep // size * each % 4:
-            return f"a row's {deep // size} scales of tile_k {deep} are no whole 4-byte words"
-        if (groups_of(p) * each % 4 and not p.mx) or p.alignment < 4:
-            return f"a row's {groups_of(p)} scales must start at a multiple of 4 bytes"
-        return None
+        return chunk_rule(p, deep)
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
         """DequantRing with its template arguments."""

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from backends.archs import GpuArch
 from backends.environment import Environment
+from backends.kernels.dequant_chunk import together_costs, together_registers
 from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.legality import capability
 from backends.kernels.oriented_gemm import OrientedGemm
-from backends.kernels.weights import bits, wide
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -20,9 +20,6 @@ from backends.solution import Parameter
 _CAPABILITY = 90
 #: Where a slot of a ring begins, in bytes: lines of eight are swizzled together.
 _SLOT = 1024
-#: Clocks of a multiprocessor's tensor cores for 64 rows and 16 of k times eight columns, and for their
-#: weights, which come from registers. Estimated; they only order the candidates.
-_COLUMNS_CLOCKS, _HELD_CLOCKS = 4.0, 16.0
 
 
 class DequantWgmma(DequantRing):
@@ -54,24 +51,13 @@ class DequantWgmma(DequantRing):
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
         """Registers for sums, the sums of a group, and a group's weights."""
-        p, tiles, columns = product.problem, number(values, "rows") // 16, self._columns(product)
-        sums = tiles * columns // 2
-        grouped = sums if self.scales_sums(p) else 0
-        ahead = 32 if p.mx else 0  # the next group's weights and scales, too
-        return sums + grouped + tiles * 32 + ahead + 20
+        return together_registers(product.problem, number(values, "rows") // 16, self._columns(product))
 
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """As dequant-ring's: instructions; multiplications in its clocks; clocks of shared memory."""
-        p, columns = product.problem, self._columns(product)
-        convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if self.scales_sums(p) else 0)
-        if p.mx:  # two groups of a tile
-            convert = 110.0 + columns
-        rows, deep, warps = number(values, "rows"), number(values, "tile_k"), number(values, "warps_m")
-        loads = rows * deep * bits(p) // 8 // 512
-        inputs = columns * deep * 2 / (512 * warps)  # instructions that copy activations, of a warp and chunk
-        products = wide(p) * 512 / 16 / 256  # 16 x 16 products of a load
-        clocks = products / 4 * (_HELD_CLOCKS + _COLUMNS_CLOCKS * columns / 8)
-        return convert + (60 + 3 * inputs) / loads, clocks / self.multiply_clocks, 8.0
+        rows, deep, warps = (number(values, name) for name in ("rows", "tile_k", "warps_m"))
+        instructions, clocks = together_costs(product.problem, self._columns(product), rows, deep, warps)
+        return instructions, clocks / self.multiply_clocks, 8.0
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: Hopper, and dequant-ring's."""

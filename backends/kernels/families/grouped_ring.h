@@ -15,25 +15,29 @@
 //
 // 8-bit floats are converted to fp16 in registers and multiplied by the same instruction (byte_tiles.h). Scales of blocks
 // are copied with their chunk; scales of rows multiply a tile's finished sums.
+//
+// Quantised weights are read as they are stored and dequantised in registers, by the chunks and products of
+// dequant_ring.h (grouped_weights.h).
 #pragma once
 
 #include "device/byte_tiles.h"
 #include "device/grouped.h"
+#include "device/grouped_weights.h"
 #include "device/mma.h"
 
 namespace gemmtune {
 
-// BLOCKS: resident blocks of a multiprocessor.
-template <typename TYPES, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS,
-          GroupedScales SCALES = kUnscaled>
-struct GroupedRing {
+// Lines of 16-bit or 8-bit elements: a team's chunk of them, its copies and its products.
+template <typename TYPES, int COLUMNS, int ROWS, int BK, int WARPS_M, GroupedScales SCALES>
+struct GroupedLines {
     using Of = GroupedOf<TYPES>;
     using Args = typename Of::Args;
     using T = typename Of::T;
     using D = typename Of::D;
-    static constexpr bool kBytes = sizeof(T) == 1;
-    static constexpr int kTeam = 32 * WARPS_M, kThreads = kTeam * WARPS_K, kMinBlocks = BLOCKS;
-    static constexpr int kAll = ROWS * WARPS_M;                                  // rows of a block
+    static constexpr bool kBytes = sizeof(T) == 1, kFinished = SCALES == kRowScales;
+    static constexpr int kPlace = 16;                                            // where a slot begins, in bytes
+    static constexpr int kTeam = 32 * WARPS_M, kAll = ROWS * WARPS_M;            // threads; rows of a block
+    static constexpr int kChunk = BK;                                            // elements of k
     static constexpr int kSize = static_cast<int>(sizeof(T)), kOfUnit = 16 / kSize;
     static constexpr int kLine = BK * kSize, kUnits = kLine / 16;                // of a line: bytes, 16-byte words
     static constexpr int kOn = kTeam / kUnits;                                   // lines that a team copies side by side
@@ -41,72 +45,19 @@ struct GroupedRing {
     // Scales of a chunk of a tile's rows or of a column, and where they begin: those of kAll / 16 tiles, of COLUMNS.
     static constexpr int kScales = SCALES == kBlockScales ? BK / kScaleBlock : 0;
     static constexpr int kS = (kAll + COLUMNS) * kLine, kT = kS + kAll / 16 * kScales * 4;
-    static constexpr int kSlot = (kT + COLUMNS * kScales * 4 + 15) / 16 * 16, kRings = WARPS_K * SLOTS * kSlot;
-    static constexpr int kPitch = kAll + 8, kPart = COLUMNS * kPitch;            // of a team's sums, in floats
-    using Tiles = GroupedTiles<GROUPS, COLUMNS, kAll>;
-    static constexpr int kTable = kRings + WARPS_K * kPart * 4, kSharedBytes = kTable + Tiles::kBytes;
+    static constexpr int kSlot = (kT + COLUMNS * kScales * 4 + 15) / 16 * 16;
+    using Sums = float[kTiles][kHalves][4];
     static_assert(kSize <= 2 && kWarp == 32, "8-bit or 16-bit elements in fragments of 32 lanes");
     static_assert(kBytes == (SCALES != kUnscaled), "8-bit floats have scales");
-    static_assert(ROWS % 16 == 0 && COLUMNS % 8 == 0 && kLine % 128 == 0 && SLOTS >= 2, "whole tiles, whole banks");
+    static_assert(ROWS % 16 == 0 && COLUMNS % 8 == 0 && kLine % 128 == 0, "whole tiles, whole banks");
     static_assert(SCALES != kBlockScales || BK % kScaleBlock == 0, "whole blocks");
     static_assert(kOn >= 1 && kAll % kOn == 0, "a team copies whole lines of weights at a time");
-    static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
 
-    static constexpr bool kWaits = true;
-
-    static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
-        const GemmArgs& args = all.gemm;
-        const int team = warp_index() / WARPS_M, member = warp_index() % WARPS_M;
-        const int chunks = (args.k - 1) / BK + 1, turns = (chunks - 1) / WARPS_K + 1;
-        char* const ring = opaque_shared(shared + team * SLOTS * kSlot);
-        wait_for_launches();
-        const Tiles tiles(all, shared + kTable);
-        const unsigned step = static_cast<unsigned>(args.blocks);
-        if (block_x() >= tiles.tiles) return;
-        const int total = static_cast<int>((tiles.tiles - 1 - block_x()) / step + 1) * turns;
-        Copies copies(all);
-        unsigned next = block_x(), tile = next;  // tiles: whose chunks are copied, and multiplied
-        int copied = 0, copy_turn = 0, turn = 0, to = 0, from = 0;
-        Sums sum = {};
-        // The first SLOTS - 1 iterations only copy. Every team has the same iterations, the last of a tile maybe
-        // without a chunk.
-        GEMMTUNE_ROLL
-        for (int ahead = 1 - SLOTS; ahead < total; ++ahead) {
-            if (ahead >= 0) {
-                wait_copies<SLOTS - 2>();
-                team_barrier(team);  // this chunk has arrived; the previous one's place is free
-            }
-            if (copied < total) {
-                if (copy_turn == 0) copies.start(all, tiles.place(next));
-                const int chunk = copy_turn * WARPS_K + team;
-                if (chunk < chunks) copies.chunk(ring + to, chunk);
-                ++copied;
-                if (++copy_turn == turns) copy_turn = 0, next += step;
-            }
-            commit_copies();  // also an empty group: groups are counted
-            to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
-            if (ahead < 0) continue;
-            if (turn * WARPS_K + team < chunks) multiply(ring + from, member, sum);
-            from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
-            if (++turn < turns) continue;
-            store(all, tiles.place(tile), sum, reinterpret_cast<float*>(shared + kRings), team, member);
-            GEMMTUNE_UNROLL
-            for (auto& down : sum)
-                for (auto& across : down)
-                    for (float& one : across) one = 0.0f;
-            turn = 0, tile += step;
-        }
-        wait_copies<0>();
-    }
-
-private:
-    using Sums = float[kTiles][kHalves][4];
-
-    static GEMMTUNE_DEVICE void team_barrier(int team) {
-        if constexpr (WARPS_M == 1) warp_barrier();
-        else if constexpr (WARPS_K == 1) block_barrier();
-        else named_barrier_sync<kTeam>(1 + team);
-    }
+    // A warp of the team.
+    struct Member {
+        int member;
+        GEMMTUNE_DEVICE Member(const Args&, int warp) : member(warp) {}
+    };
 
     // Where a word of a line lies in a slot.
     static GEMMTUNE_DEVICE int place(int line, int unit) { return line * kLine + (unit ^ line % 2 * 4) * 16; }
@@ -187,6 +138,22 @@ private:
         }
     };
 
+    static GEMMTUNE_DEVICE void multiply(const char* slot, const Member& warp, Sums& sum) {
+        if constexpr (kBytes)
+            ByteTiles<ByteProducts<T, T>, kTiles, kHalves, BK / 64, SCALES == kBlockScales>::multiply(
+                slot, Reads(warp.member), sum);
+        else multiply_shorts(slot, warp.member, sum);
+    }
+    static GEMMTUNE_DEVICE void show() {}
+    // The scale of a finished sum.
+    static GEMMTUNE_DEVICE float finished(const Args& all, const GroupedTilePlace& at, int row, int column) {
+        if constexpr (kFinished)
+            return all.scale_a[static_cast<i64>(at.group) * all.gemm.m + at.row + row] *
+                   all.scale_b[at.start + at.column + column];
+        else return 1.0f;
+    }
+
+private:
     // Where a lane reads (byte_tiles.h).
     struct Reads {
         int row, first, word;  // the warp's first row in the block; the lane's row of every eight, and its word
@@ -206,12 +173,6 @@ private:
         }
     };
 
-    static GEMMTUNE_DEVICE void multiply(const char* slot, int member, Sums& sum) {
-        if constexpr (kBytes)
-            ByteTiles<ByteProducts<T, T>, kTiles, kHalves, BK / 64, SCALES == kBlockScales>::multiply(
-                slot, Reads(member), sum);
-        else multiply_shorts(slot, member, sum);
-    }
     static GEMMTUNE_DEVICE void multiply_shorts(const char* slot, int member, Sums& sum) {
         const int group = lane_index() / 4, word = lane_index() % 4;
         GEMMTUNE_UNROLL_BY(2)
@@ -242,6 +203,81 @@ private:
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; ++i) out[i] = all.at[i];
     }
+};
+
+// LINES: what a chunk has. BLOCKS: resident blocks of a multiprocessor.
+template <typename LINES, int GROUPS, int COLUMNS, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS>
+struct GroupedRings {
+    using Args = typename LINES::Args;
+    using D = typename LINES::D;
+    static constexpr int kTeam = LINES::kTeam, kThreads = kTeam * WARPS_K, kMinBlocks = BLOCKS;
+    static constexpr int kAll = LINES::kAll, kTiles = LINES::kTiles, kHalves = LINES::kHalves, BK = LINES::kChunk;
+    static constexpr int kSlot = LINES::kSlot, kRings = WARPS_K * SLOTS * kSlot;
+    static constexpr int kPitch = kAll + 8, kPart = COLUMNS * kPitch;            // of a team's sums, in floats
+    using Tiles = GroupedTiles<GROUPS, COLUMNS, kAll>;
+    static constexpr int kTable = kRings + WARPS_K * kPart * 4, kPlace = LINES::kPlace;
+    static constexpr int kSharedBytes = (kTable + Tiles::kBytes + kPlace - 1) / kPlace * kPlace;
+    static_assert(SLOTS >= 2, "a chunk is read while another arrives");
+    static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
+
+    static constexpr bool kWaits = true;
+
+    static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
+        const GemmArgs& args = all.gemm;
+        const int team = warp_index() / WARPS_M, member = warp_index() % WARPS_M;
+        const int chunks = (args.k - 1) / BK + 1, turns = (chunks - 1) / WARPS_K + 1;
+        char* const ring = opaque_shared(shared + team * SLOTS * kSlot);
+        wait_for_launches();
+        const Tiles tiles(all, shared + kTable);
+        const unsigned step = static_cast<unsigned>(args.blocks);
+        if (block_x() >= tiles.tiles) return;
+        const int total = static_cast<int>((tiles.tiles - 1 - block_x()) / step + 1) * turns;
+        const typename LINES::Member reads(all, member);
+        Copies copies(all);
+        unsigned next = block_x(), tile = next;  // tiles: whose chunks are copied, and multiplied
+        int copied = 0, copy_turn = 0, turn = 0, to = 0, from = 0;
+        Sums sum = {};
+        // The first SLOTS - 1 iterations only copy. Every team has the same iterations, the last of a tile maybe
+        // without a chunk.
+        GEMMTUNE_ROLL
+        for (int ahead = 1 - SLOTS; ahead < total; ++ahead) {
+            if (ahead >= 0) {
+                wait_copies<SLOTS - 2>();
+                LINES::show();
+                team_barrier(team);  // this chunk has arrived; the previous one's place is free
+            }
+            if (copied < total) {
+                if (copy_turn == 0) copies.start(all, tiles.place(next));
+                const int chunk = copy_turn * WARPS_K + team;
+                if (chunk < chunks) copies.chunk(ring + to, chunk);
+                ++copied;
+                if (++copy_turn == turns) copy_turn = 0, next += step;
+            }
+            commit_copies();  // also an empty group: groups are counted
+            to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
+            if (ahead < 0) continue;
+            if (turn * WARPS_K + team < chunks) LINES::multiply(ring + from, reads, sum);
+            from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
+            if (++turn < turns) continue;
+            store(all, tiles.place(tile), sum, reinterpret_cast<float*>(shared + kRings), team, member);
+            GEMMTUNE_UNROLL
+            for (auto& down : sum)
+                for (auto& across : down)
+                    for (float& one : across) one = 0.0f;
+            turn = 0, tile += step;
+        }
+        wait_copies<0>();
+    }
+
+private:
+    using Sums = typename LINES::Sums;
+    using Copies = typename LINES::Copies;
+
+    static GEMMTUNE_DEVICE void team_barrier(int team) {
+        if constexpr (WARPS_M == 1) warp_barrier();
+        else if constexpr (WARPS_K == 1) block_barrier();
+        else named_barrier_sync<kTeam>(1 + team);
+    }
 
     // Adds the teams' sums and stores them; neighbouring threads store neighbours in D's columns.
     static GEMMTUNE_DEVICE void store(const Args& all, const GroupedTilePlace& at, const Sums& sum, float* parts,
@@ -255,7 +291,7 @@ private:
             for (int half = 0; half < kHalves; ++half) {
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) {
-                    const int row = member * ROWS + tile * 16 + i / 2 * 8 + group, column = half * 8 + pair + i % 2;
+                    const int row = member * (kTiles * 16) + tile * 16 + i / 2 * 8 + group, column = half * 8 + pair + i % 2;
                     parts[team * kPart + column * kPitch + row] = sum[tile][half][i];
                 }
             }
@@ -269,13 +305,25 @@ private:
             float whole = 0.0f;
             GEMMTUNE_UNROLL
             for (int part = 0; part < WARPS_K; ++part) whole += parts[part * kPart + column * kPitch + row];
-            if constexpr (SCALES == kRowScales)
-                if (row < rows)
-                    whole *= all.scale_a[static_cast<i64>(at.group) * args.m + at.row + row] *
-                             all.scale_b[at.start + at.column + column];
+            if constexpr (LINES::kFinished)
+                if (row < rows) whole *= LINES::finished(all, at, row, column);
             if (row < rows) d[column * args.d_column + row] = narrow<D>(whole);
         }
     }
 };
+
+// Of 16-bit floats, or of 8-bit ones with scales.
+template <typename TYPES, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS,
+          GroupedScales SCALES = kUnscaled>
+struct GroupedRing
+    : GroupedRings<GroupedLines<TYPES, COLUMNS, ROWS, BK, WARPS_M, SCALES>, GROUPS, COLUMNS, SLOTS, WARPS_M, WARPS_K,
+                   BLOCKS> {};
+
+// Of quantised weights.
+template <typename TYPES, typename QUANT, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
+          int BLOCKS>
+struct GroupedWeightRing
+    : GroupedRings<GroupedWeights<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M>, GROUPS, COLUMNS, SLOTS, WARPS_M, WARPS_K,
+                   BLOCKS> {};
 
 }  // namespace gemmtune

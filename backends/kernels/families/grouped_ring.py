@@ -12,6 +12,7 @@ from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.grouping import scaled_blocks
+from backends.kernels.dequant_chunk import chunk_bytes, fragment_registers
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.grouped import (
     SCALED_COMPUTES,
@@ -26,6 +27,7 @@ from backends.kernels.grouped import (
     units_of,
     unsupported_groups,
 )
+from backends.kernels.grouped_weights import ring_load, unsupported_group_weights, weights_cost, weights_rule
 from backends.kernels.legality import (
     arch_of,
     grid_rule,
@@ -36,6 +38,7 @@ from backends.kernels.legality import (
 )
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, oriented
 from backends.kernels.scaled import bytes_rule
+from backends.kernels.weights import quantised
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -58,7 +61,7 @@ _BLOCK_SHARED = 1024
 class GroupedRing(KernelFamily):
     """Grouped products with few rows a group on tensor cores (mma.sync): every active group's weights are
     read once, through rings of asynchronous copies that continue from tile to tile. 8-bit floats with scales
-    are converted to fp16 on their way.
+    are converted to fp16 on their way, 4-bit weights to the rows' type.
 
     grouped_ring.h. Parameters: columns (rows of X of a tile), rows (of weights, of a warp), tile_k (elements
     of k that a team copies at a time), slots (of its ring), warps_m (of a team, which shares the columns),
@@ -76,6 +79,8 @@ class GroupedRing(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, or None."""
+        if problem.weight_only:
+            return unsupported_group_weights(problem)
         return unsupported_groups(problem, self.computes)
 
     def threads(self, values: Values) -> int:
@@ -97,6 +102,8 @@ class GroupedRing(KernelFamily):
     def slot_bytes(self, problem: GemmProblem, values: Values) -> int:
         """Bytes of a team's chunk of weights and columns, and of its scales of blocks."""
         rows, columns = self.rows(values), number(values, "columns")
+        if problem.weight_only:
+            return chunk_bytes(problem, rows, columns, number(values, "tile_k"))
         scales = number(values, "tile_k") // _BLOCK if scaled_blocks(problem) else 0
         found = (rows + columns) * self.line_bytes(problem, values) + (rows // 16 + columns) * scales * 4
         return -(-found // WIDE) * WIDE
@@ -111,6 +118,8 @@ class GroupedRing(KernelFamily):
         """Registers for sums and a step's fragments; of 8-bit floats those that are converted, and the sums
         of a block of k (byte_tiles.h)."""
         down, across = number(values, "rows") // 16, number(values, "columns") // 8
+        if problem.weight_only:
+            return fragment_registers(problem, down, across) + 32
         if DTYPES[problem.dtype_a].bytes == 2:
             return 4 * down * across + 4 * across + 16 + 32
         most = 2 if across >= 8 else 4
@@ -123,24 +132,34 @@ class GroupedRing(KernelFamily):
         memory, registers, grid."""
         product, arch, threads = oriented(problem), arch_of(environment), self.threads(values)
         blocks, lines = number(values, "blocks_per_unit"), self.rows(values)
-        deep, line = number(values, "tile_k"), self.line_bytes(problem, values)
-        if not _LINES[0] <= line <= _LINES[1]:
-            return f"lines of a chunk have {_LINES[0]} to {_LINES[1]} bytes, not {line}"
-        at_once = self.team(values) * WIDE // line
-        if at_once < 1 or lines % at_once:
-            return f"{lines} rows of {deep} elements are no whole copies of a team"
+        copied = self._copies_rule(problem, values)
+        if copied is not None:
+            return copied
         shared = self.shared_bytes(problem, values)
         if blocks * (shared + _BLOCK_SHARED) > arch.unit_shared_bytes:
             return f"{blocks} blocks take {shared} bytes of shared memory each; {arch.name} has fewer"
         return (
             tensor_core_rule(environment)
             or bytes_rule(product, environment)
-            or lines_rule(product)
+            or (weights_rule(product, values) if problem.weight_only else lines_rule(product))
             or threads_rule(threads, arch)
             or shared_rule(shared, arch)
             or registers_rule(self.registers(problem, values), threads * blocks, arch)
             or grid_rule(most_tiles(product, lines, number(values, "columns")), threads, product, arch)
         )
+
+    def _copies_rule(self, problem: GemmProblem, values: Values) -> str | None:
+        """A team copies whole lines. (Those of quantised weights have a rule of their own.)"""
+        deep, lines = number(values, "tile_k"), self.rows(values)
+        if problem.weight_only:
+            return None
+        line = self.line_bytes(problem, values)
+        if not _LINES[0] <= line <= _LINES[1]:
+            return f"lines of a chunk have {_LINES[0]} to {_LINES[1]} bytes, not {line}"
+        at_once = self.team(values) * WIDE // line
+        if at_once < 1 or lines % at_once:
+            return f"{lines} rows of {deep} elements are no whole copies of a team"
+        return None
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By cost(), the cheapest of every number of columns."""
@@ -161,6 +180,8 @@ class GroupedRing(KernelFamily):
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
         """Roughly the clocks of the busiest multiprocessor: the longest of reading from memory, of what L2
         delivers, of multiplications and of shared memory, and a share of the others."""
+        if product.problem.weight_only:
+            return weights_cost(product, values, environment, ring_load(product.problem, values))
         rates, units = arch_of(environment).rates, units_of(environment)
         rows, columns, deep = self.rows(values), number(values, "columns"), number(values, "tile_k")
         size = product.element_bytes
@@ -191,9 +212,14 @@ class GroupedRing(KernelFamily):
         product, columns = OrientedGemm(problem), number(values, "columns")
         names = ("columns", "rows", "tile_k", "slots", "warps_m", "warps_k", "blocks_per_unit")
         numbers = ", ".join(str(number(values, name)) for name in names)
-        kinds = f"{types_of(problem)}, {capacity(problem)}, {numbers}, {scales_of(problem)}"
+        if problem.weight_only:
+            kinds = f"{product.types}, {quantised(problem)}, {capacity(problem)}, {numbers}"
+            instantiation = f"GroupedWeightRing<{kinds}>"
+        else:
+            kinds = f"{types_of(problem)}, {capacity(problem)}, {numbers}, {scales_of(problem)}"
+            instantiation = f"GroupedRing<{kinds}>"
         return GroupedConfig(
-            product, self.header, f"GroupedRing<{kinds}>",
+            product, self.header, instantiation,
             self.threads(values), self.shared_bytes(problem, values),
             most_tiles(product, self.rows(values), columns), spans_batch=True,
             resident=number(values, "blocks_per_unit"),

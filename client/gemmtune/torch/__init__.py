@@ -8,6 +8,8 @@
     gemmtune.torch.scaled_grouped_mm(x, weight, scale_x, scale_w, offs)
                                                        the same of 8-bit floats with scales
     gemmtune.torch.moe(x, gate_up, down, weights, ids) the experts of a layer, of 16 or 8 bits
+    gemmtune.torch.grouped_mm_w4a16(x, weight, scales, offs)
+                                                       grouped products by 4-bit weights
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
     gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
 
@@ -23,9 +25,16 @@ from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
+from gemmtune.torch.grouped.experts import (
+    QuantizedExperts,
+    experts_from_mxfp4,
+    quantize_experts,
+    stack_experts,
+)
 from gemmtune.torch.grouped.layer import moe
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
 from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
+from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16
 from gemmtune.torch.quantised.adapters import (
     from_awq,
     from_compressed_tensors,
@@ -63,10 +72,11 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied", "Enabled", "GroupError", "QuantizedLinear", "QuantizedWeight", "Recording", "Report",
-    "ServingError", "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
-    "from_compressed_tensors", "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao",
-    "grouped_mm", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
-    "quantize", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "unpack_int4",
+    "Applied", "Enabled", "GroupError", "QuantizedExperts", "QuantizedLinear", "QuantizedWeight",
+    "Recording", "Report", "ServingError", "WeightError", "apply", "build_extension", "compile_pass",
+    "enable", "experts_from_mxfp4", "from_awq", "from_compressed_tensors", "from_gptq", "from_mxfp4",
+    "from_stored", "from_tinygemm", "from_torchao", "grouped_mm", "grouped_mm_w4a16", "linear_w4a16",
+    "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros", "quantize", "quantize_experts",
+    "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "stack_experts", "unpack_int4",
     "unpack_zeros",
 ]  # fmt: skip

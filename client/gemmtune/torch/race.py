@@ -22,6 +22,7 @@ import torch
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.grouped import scaled as scaled_grouped
+from gemmtune.torch.grouped import weights as grouped_weights
 from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
@@ -107,6 +108,8 @@ def _make(p: AnyProduct, device: Any) -> Any:
         return quantised.make(p, device)
     if isinstance(p, scaled_grouped.ScaledGroupedProduct):
         return scaled_grouped.make(p, device)
+    if isinstance(p, grouped_weights.GroupedWeightProduct):
+        return grouped_weights.make(p, device)
     return grouped.make(p, device) if isinstance(p, grouped.GroupedProduct) else make(p, device)
 
 
@@ -127,6 +130,8 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
         calls = [grouped.torch_call(p, one) for one in sets]
     elif isinstance(p, scaled_grouped.ScaledGroupedProduct):
         calls = [scaled_grouped.torch_call(p, one) for one in sets]
+    elif isinstance(p, grouped_weights.GroupedWeightProduct):
+        calls = [grouped_weights.torch_call(p, one) for one in sets]
     else:
         calls = [torch_call(p, one) for one in sets]
 

@@ -14,6 +14,7 @@ from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.grouped import scaled as scaled_grouped
+from gemmtune.torch.grouped import weights as grouped_weights
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.merged import MergedModules, MergedWeights
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
@@ -39,6 +40,7 @@ _OfOperator = (
     | scaled_products.ScaledProduct
     | grouped.GroupedProduct
     | scaled_grouped.ScaledGroupedProduct
+    | grouped_weights.GroupedWeightProduct
 )
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
@@ -68,7 +70,8 @@ class Served:
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
     quantised weights, the activations' type, bias -> M -> row. `scaled`: all but M of a product of 8-bit
     operands with scales -> M -> row. `grouped`: groups, N, K, the type -> M -> row.
-    `scaled_grouped`: groups, N, K, the scales, the output's type -> M -> row.
+    `scaled_grouped`: groups, N, K, the scales, the output's type -> M -> row. `grouped_weights`: groups, the
+    form of each group's weights, the rows' type -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -86,6 +89,7 @@ class Served:
         self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         self.scaled_grouped: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
+        self.grouped_weights: dict[grouped_weights.GroupedWeightKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -115,6 +119,7 @@ class Served:
         scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         groups: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         scaled_groups: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
+        weight_groups: dict[grouped_weights.GroupedWeightKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
@@ -134,6 +139,8 @@ class Served:
                     _place_group(groups.setdefault(special.key, {}), rows[-1])
                 elif isinstance(special, scaled_grouped.ScaledGroupedProduct):
                     _place_group(scaled_groups.setdefault(special.key, {}), rows[-1])
+                elif isinstance(special, grouped_weights.GroupedWeightProduct):
+                    _place_group(weight_groups.setdefault(special.key, {}), rows[-1])
                 else:
                     _place(scaled.setdefault(special.key, {}), special.m, rows[-1])
             if product is None:
@@ -150,7 +157,7 @@ class Served:
             self.linear.setdefault(key, {}).update(found)
         for mine, new in (
             (self.products, products), (self.weights, weights), (self.scaled, scaled), (self.grouped, groups),
-            (self.scaled_grouped, scaled_groups),
+            (self.scaled_grouped, scaled_groups), (self.grouped_weights, weight_groups),
         ):  # fmt: skip
             _replace(mine, new)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
@@ -293,7 +300,8 @@ def _kinds(row: Row) -> tuple[Product | None, _OfOperator | None, tuple[str, ...
     if (group := grouped.of_row(row)) is not None:
         return None, group, grouped.GROUPED_DEFAULTS
     if row.canonical.get("groups"):
-        return None, scaled_grouped.of_row(row), grouped.GROUPED_DEFAULTS
+        group_of_row = grouped_weights.of_row(row) or scaled_grouped.of_row(row)
+        return None, group_of_row, grouped.GROUPED_DEFAULTS
     product, bytes_ = of_row(row.canonical), scaled_products.of_row(row)
     return product, bytes_, TORCH_DEFAULTS if product is not None else scaled_products.SCALED_DEFAULTS
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from backends.dtypes import dtype as dtype_of
 from backends.errors import InvalidProblem, ReadError
+from backends.grouping import QUANTISED_TYPES
 from backends.problem import GemmProblem, from_linear
+from backends.quantisation import GROUPS
 from service.formats.model.architectures import Architecture
 from service.formats.model.fields import INSTEAD, Fields, shown
 from service.formats.model.layers import COLUMN, ROW, Linear, Parallel
@@ -29,6 +32,8 @@ _OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 #: 8-bit floats in which a checkpoint's blocks may be computed; MI300 has its own (FNUZ).
 _BLOCKS = ("fp8_e4m3", "fp8_e4m3_fnuz")
 _BLOCK = 128
+#: Arguments of from_linear() for weights of MXFP4.
+_MXFP4 = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
 _QUANTISATIONS = ("quantization_config", "compression_config", "quantization")
 #: Fields that an fp8 quantisation may have. All are checked, so that they do not change the problems.
 _FP8 = {
@@ -50,6 +55,19 @@ class Types:
     blocks: str | None = None
     stored: Stored | None = None
     quantised_experts: str = ""
+
+    @property
+    def expert_weights(self) -> dict[str, Any] | None:
+        """Arguments of from_linear() of routed experts whose weights are quantised to 4 bits, in groups of k;
+        None if they are not."""
+        if self.quantised_experts:
+            return dict(_MXFP4)
+        if self.stored is None or self.stored.inputs is not None:
+            return None
+        found = dict(self.stored.options)
+        if found.get("dtype_b") not in QUANTISED_TYPES or found["scale_b"] not in GROUPS:
+            return None
+        return found | {"scale_dtype": found["scale_dtype"] or self.own}
 
     def check(self, linear: Linear, tp: Parallel) -> None:
         """Raises ReadError if sharding or fusing the layer would cut a block of scaled weights."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from backends.errors import InvalidProblem, ReadError
 from backends.grouping import MOST_GROUPS, SCALED_TYPE, TYPES
@@ -41,8 +42,9 @@ EXAMPLE_NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
 class ExpertLayer:
     """`experts` experts of intermediate size `size` on a device, for a hidden size of `hidden`. `top_k`:
     experts of a token, among those of all `expert_parallel` devices. `dtype`: of weights and rows; 8-bit
-    floats have scales of 128x128 and 1x128 blocks, and results of type `output`. Raises ReadError for sizes
-    that no layer has."""
+    floats have scales of 128x128 and 1x128 blocks, and results of type `output`. `weights`: arguments of
+    from_linear() of quantised weights, beside rows of `dtype`. Raises ReadError for sizes that no layer
+    has."""
 
     experts: int
     size: int
@@ -51,6 +53,7 @@ class ExpertLayer:
     expert_parallel: int = 1
     dtype: str = "bf16"
     output: str = "bf16"
+    weights: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.experts <= MOST_GROUPS:
@@ -77,7 +80,7 @@ class ExpertLayer:
     def problem(self, product: str, tokens: int) -> GemmProblem:
         """One of the layer's products. Raises ReadError where it has more rows than a problem can."""
         n, k = (2 * self.size, self.hidden) if product == GATE_UP else (self.hidden, self.size)
-        scaled: dict[str, str] = {}
+        scaled: dict[str, Any] = dict(self.weights)
         if self.dtype == SCALED_TYPE:
             scaled = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": self.output}
         try:

@@ -11,7 +11,8 @@ import pytest
 
 from backends.cuda.backend import CudaBackend
 from backends.dtypes import DTYPES
-from backends.gpu.torch_weights import TorchWeights, dequantising
+from backends.gpu.torch_dequantise import dequantising
+from backends.gpu.torch_weights import TorchWeights
 from backends.hip.backend import HipBackend
 from backends.operands import layouts
 from backends.problem import GemmProblem

@@ -65,6 +65,8 @@ GROUPED_BYTES = tuple(
     from_linear(64, 1536, 2048, "fp8_e4m3", groups=8, scale_a=of_x, scale_b=of_w)
     for of_x, of_w in (("block_1x128", "block_128x128"), ("outer", "outer"))
 )
+#: (Those of integers differ from dequant-ring's in nothing.)
+GROUPED_WEIGHTS = mxfp4(64, 1536, 2080, groups=8)
 GROUPED_FAMILIES = ("grouped-wgmma", "grouped-ring", "grouped-tile")
 
 
@@ -122,7 +124,8 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
-        **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES)),
+        "grouped-dequant-wgmma": (GROUPED_WEIGHTS,),
+        **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
@@ -230,7 +233,7 @@ def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
-            of = (GROUPED,) if name in GROUPED_FAMILIES else problems
+            of = (GROUPED,) if name in GROUPED_FAMILIES else (*problems, GROUPED_WEIGHTS)
             legal = (one for one in of if legal_values(family, one, H200, 1))
             yield name, next(legal, SAMPLED[3]), {}
 

@@ -23,6 +23,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import missing as triton_missing
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.samples import SM_90
+from tests.backends.weight_samples import weights
 
 PROBLEM = from_linear(64, 96, 128, "bf16", groups=8, routing="skewed")
 
@@ -73,6 +74,29 @@ def test_scales_are_operands_of_the_caller(name: str) -> None:
         assert [(one.sizes, one.box[0]) for one in maps] == [((160, 96, 8), 128), ((160, 64, 1), 128)]
     found = operands_of(SCALED)
     assert (found["scale_a"]["rows"], found["scale_a"]["batch_stride"]) == (2, 2)
+
+
+QUANTISED = weights(64, 96, 512, zero_b="uint4", groups=8, routing="skewed")
+
+
+@pytest.mark.parametrize("name", ["grouped-ring", "grouped-dequant-wgmma"])
+def test_zero_points_are_operands_of_the_caller(name: str) -> None:
+    family = FAMILIES[name]
+    solution = next(iter(family.solutions(QUANTISED, H200)))
+    config = family.config(QUANTISED, solution.parameters, SM_90).on(132)
+    struct = kernel_argument(config)
+    fields = {one.name: one.value for one in struct.fields}
+    assert {name: fields[name] for name in ("a", "b", "d", "ends", "scales", "zeros")} == {
+        "a": Fill("a"), "b": Fill("b"), "d": Fill("d"), "ends": Fill("offsets"), "scales": Fill("scale_a"),
+        "zeros": Fill("zero_a"),
+    }  # fmt: skip
+    of_group = [fields[name] for name in ("stride_a", "scale_row", "scale_group", "zero_group")]
+    assert of_group == [96 * 256, 4, 96 * 4 * 2, 12 * 4 * 4]
+    assert (fields["scale_bytes"], fields["zero_bytes"]) == (8 * 96 * 4 * 2, 8 * 12 * 4 * 4)
+    assert struct.bytes == config.argument_bytes
+    assert follows_units(solution)
+    found = operands_of(QUANTISED)
+    assert list(found) == ["a", "b", "d", "scale_a", "zero_a", "offsets"]
 
 
 @pytest.mark.compiler

@@ -119,7 +119,7 @@ MISTAKES = {
         weights(2, 40, 512, dtype_a="fp16", zero_b="eight"),
     ),
     "another row's zero point": (
-        "families/dequant_ring.h", "offset[t][i / 2] * inputs", "offset[t][0] * inputs",
+        "device/dequant_tiles.h", "offset[t][i / 2] * inputs", "offset[t][0] * inputs",
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "zero points of the next row": (

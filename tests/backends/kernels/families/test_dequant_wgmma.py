@@ -96,7 +96,7 @@ MISTAKES = {
         weights(17, 40, 512, zero_b="eight"),
     ),
     "the scale of the upper rows": (
-        "families/dequant_ring.h", "factor[tile][i / 2] *", "factor[tile][0] *",
+        "device/dequant_together.h", "factor[tile][i / 2] *", "factor[tile][0] *",
         weights(17, 40, 512, zero_b="eight"),
     ),
 }  # fmt: skip

@@ -263,7 +263,7 @@ MISTAKES = {
     ),
     "rows' scales of the first group": (
         "grouped-ring", "families/grouped_ring.h",
-        "static_cast<i64>(at.group) * args.m + at.row + row",
+        "static_cast<i64>(at.group) * all.gemm.m + at.row + row",
         "at.row + row",
     ),
     "scales that have not arrived": (

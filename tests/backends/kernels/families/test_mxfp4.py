@@ -154,16 +154,16 @@ MISTAKES = {
         RINGS, "device/dequant_chunk.h", "group * groups & 3", "group * groups * 0 & 3",
     ),
     "the scale of the upper rows": (
-        RINGS, "families/dequant_ring.h", "factor[t][i / 2] * own", "factor[t][0] * own",
+        RINGS, "device/dequant_tiles.h", "factor[t][i / 2] * own", "factor[t][0] * own",
     ),
     "a word of scales too few": (
         RINGS, "device/line_copies.h", "(begin - whole) + there", "(begin - whole) * 0 + there",
     ),
     "a group's sums added to the next": (
-        WGMMA, "families/dequant_ring.h", "factor[on][i / 2] * part", "factor[1 - on][i / 2] * part",
+        WGMMA, "device/dequant_together.h", "factor[on][i / 2] * part", "factor[1 - on][i / 2] * part",
     ),
     "weights that are not waited for": (
-        WGMMA, "families/dequant_ring.h", "group + 1 : 0, 1 - on)", "group + 1 : 0, on)",
+        WGMMA, "device/dequant_together.h", "group + 1 : 0, 1 - on)", "group + 1 : 0, on)",
     ),
     "another lane's byte": (
         WGMMA, "device/dequant_chunk.h", "0x4000u + static_cast", "0x5010u + static_cast",

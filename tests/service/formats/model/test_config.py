@@ -356,10 +356,7 @@ def test_the_benchmarks_shapes_are_those_of_the_models() -> None:
         ("llama-3-8b", []),
         ("mixtral-8x7b", []),
         ("deepseek-v3", []),
-        (
-            "gpt-oss-20b",
-            ["the routed experts of 24 layers (32 of intermediate size 2880 on a device) are mxfp4; grouped"],
-        ),
+        ("gpt-oss-20b", []),
         ("gemma-3-4b", ["vision_config: only the language model's layers are read"]),
     ],
 )
@@ -392,6 +389,56 @@ def test_routed_experts_are_two_grouped_products() -> None:
     plain = entries(config("deepseek-v3"), dtype="bf16")
     assert shapes(plain)["shared_experts.down_proj"] == (7168, 2048, 58)
     assert routed(entries(config("llama-3-8b"))) == {}
+
+
+#: gpt-oss's published sizes: of the 20b's config.json, and what the 120b's says otherwise.
+GPT_OSS = {"gpt-oss-20b": {}, "gpt-oss-120b": {"num_local_experts": 128, "num_hidden_layers": 36}}
+
+
+@pytest.mark.parametrize("name", GPT_OSS)
+def test_experts_of_mxfp4_are_grouped_products(name: str) -> None:
+    """Their biases are added afterwards. Of other layers nothing is quantised."""
+    values = config("gpt-oss-20b", **GPT_OSS[name])
+    read = entries(values, tokens=(3,))
+    groups, calls = (32, 24) if name == "gpt-oss-20b" else (128, 36)
+    known = f"E={groups},N=2880,top_k=4,tokens=3"
+    assert routed(read) == {
+        f"experts.gate_up_proj {known}": (groups, 12, 5760, 2880, calls),
+        f"experts.down_proj {known}": (groups, 12, 2880, 2880, calls),
+    }
+    experts = [part.problem for part in read if part.problem.groups]
+    weights = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
+    assert experts[0] == from_linear(12, 5760, 2880, "bf16", groups=groups, **weights)
+    assert {part.problem.dtype_a for part in read if not part.problem.groups} == {"bf16"}
+    half = entries(values, 2, tokens=(3,))
+    assert {one[2:4] for one in routed(half).values()} == {(2880, 2880), (2880, 1440)}
+    shared = list(
+        READER.read_told([json.dumps(values).encode()], ReadOptions(tensor_parallel=8, tokens=(3,)))
+    )
+    (reason,) = [part.reason for part in shared if isinstance(part, Rejected)]
+    assert "size 360 on a device) cut a group of 32 quantised weights" in reason
+
+
+@pytest.mark.parametrize(
+    ("quantised", "weights"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
+         {"dtype_b": "uint4", "scale_b": "block_1x64", "zero_b": "uint4"}),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+         {"dtype_b": "uint4", "scale_b": "block_1x128", "zero_b": "eight"}),
+    ],
+)  # fmt: skip
+def test_experts_of_4_bits_are_grouped_products(quantised: Any, weights: dict[str, Any]) -> None:
+    read = entries(config("qwen3-30b-a3b", quantization_config=quantised), tokens=(2,))
+    problems = [part.problem for part in read if part.problem.groups]
+    assert problems == [
+        from_linear(16, n, k, "bf16", groups=128, scale_dtype="bf16", **weights)
+        for n, k in ((1536, 2048), (2048, 768))
+    ]
+    eight = {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True}
+    parts = found(config("qwen3-30b-a3b", quantization_config=eight))
+    (reason,) = [part.reason for part in parts if isinstance(part, Rejected)]
+    assert "are quantised, as the other layers are" in reason
 
 
 def test_they_are_the_same_however_linear_layers_run() -> None:
@@ -496,7 +543,9 @@ def test_a_vocabulary_is_padded_before_it_is_shared_out() -> None:
 
 
 def test_one_device_adds_the_bias_of_a_layer_whose_k_is_shared_out() -> None:
-    one, two = entries(config("gpt-oss-20b")), entries(config("gpt-oss-20b"), 2)
+    one, two = (
+        [part for part in entries(config("gpt-oss-20b"), tp) if not part.problem.groups] for tp in (1, 2)
+    )
     assert [(part.key, part.problem.bias) for part in one] == [
         ("qkv_proj", "bf16"), ("o_proj", "bf16"), ("router", "bf16"), ("lm_head", None),
     ]  # fmt: skip
@@ -582,7 +631,7 @@ def test_the_checkpoints_type_and_one_that_is_asked_for() -> None:
     assert kinds(config("llama-3-8b", torch_dtype="torch.float32")) == {("fp32", "fp32", None)}
     assert kinds(config("llama-3-8b"), dtype="half") == {("fp16", "fp16", None)}
     assert kinds(config("deepseek-v3"), dtype="bf16") == {("bf16", "bf16", None)}
-    assert kinds(config("gpt-oss-20b")) == {("bf16", "bf16", None)}
+    assert kinds(config("gpt-oss-20b")) == {("bf16", "bf16", None), ("fp4_e2m1", "bf16", "fp8_e8m0")}
     tf32 = entries(config("qwen2.5-7b"), dtype="TF32")[0].problem
     assert tf32 == from_linear(1, 4608, 3584, "tf32", bias="fp32")
     assert "the file has no torch_dtype; give a dtype (bf16, fp16, fp32, tf32)" in refusal(config("gpt2"))

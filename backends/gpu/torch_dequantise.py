@@ -1,0 +1,114 @@
+"""Dequantising weights with torch's elementwise operations, as a framework's user does who has no kernel for
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from backends.problem import GemmProblem
+from backends.quantisation import MX_NAN, ZERO_ROWS, groups_of
+
+#: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
+#: by which the number is then too small.
+_FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14)}
+
+Steps = list[Callable[[], Any]]
+#: (name, shape, dtype, device) -> a tensor.
+Empty = Callable[[str, tuple[int, ...], Any, Any], Any]
+
+
+def plain_of(p: GemmProblem) -> GemmProblem:
+    """The product by the dequantised weights, which are packed."""
+    return replace(
+        p, dtype_a=p.dtype_b, scale_a="none", scale_dtype=None, zero_a="none", lda=p.k, stride_a=p.k * p.m
+    )
+
+
+def buffers(torch: Any) -> Empty:
+    """Makes a tensor of every name once."""
+    made: dict[str, Any] = {}
+
+    def empty(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+        if name not in made:
+            made[name] = torch.empty(shape, dtype=dtype, device=device)
+        return made[name]
+
+    return empty
+
+
+def dequantising(
+    torch: Any, p: GemmProblem, tensors: Mapping[str, Any], empty: Empty | None = None
+) -> tuple[Any, Steps]:
+    """A buffer [n, k] of the activations' type, and the operations that fill it with the dequantised weights,
+    without allocating. Weights of all groups of a grouped product, [groups, n, bytes], fill one of
+    [groups, n, k]. `empty` makes the buffers, for several calls that share them."""
+    stored, k, groups = tensors["a"], p.k, groups_of(p)
+    rows, kind = tuple(stored.shape[:-1]), tensors["b"].dtype
+    empty = buffers(torch) if empty is None else empty
+    if p.mx:
+        return _dequantising_mxfp4(torch, p, tensors, empty)
+    buffer = empty("buffer", (*rows, k), kind, stored.device)
+    steps: Steps = []
+    if p.dtype_a == "int8":
+        steps.append(lambda: buffer.copy_(stored))
+    else:
+        halves = empty("halves", (*rows, k // 2, 2), torch.uint8, stored.device)
+        low, high, whole = halves[..., 0], halves[..., 1], halves.reshape(*rows, k)
+        steps.append(lambda: torch.bitwise_and(stored, 15, out=low))
+        steps.append(lambda: torch.bitwise_right_shift(stored, 4, out=high))
+        if p.dtype_a == "int4":
+            steps.append(lambda: halves.bitwise_xor_(8))
+        steps.append(lambda: buffer.copy_(whole))
+    by_group = buffer.reshape(*rows, groups, k // groups)
+    each = (*rows, groups, 1)
+    scales = tensors["scale_a"].reshape((1, 1, 1) if p.scale_a == "tensor" else each)
+    if p.dtype_a == "int4" or p.zero_a in ("eight", "shift"):
+        steps.append(lambda: buffer.sub_(8))
+    if p.zero_a == "uint4":
+        words = tensors["zero_a"].reshape(-1, groups, 4, 1)
+        shifts = torch.tensor([0, 4], dtype=torch.uint8, device=stored.device)
+        places = torch.bitwise_and(torch.bitwise_right_shift(words, shifts), 15)  # [n / 8, groups, 4, 2]
+        zeros = places.reshape(-1, groups, ZERO_ROWS).transpose(1, 2).reshape(each)
+        subtracted = zeros.to(kind)
+        steps.append(lambda: by_group.sub_(subtracted))
+    if p.zero_a == "float":
+        subtracted = tensors["zero_a"].reshape(each)
+        steps.append(lambda: by_group.sub_(subtracted))
+    if p.zero_a == "shift":
+        added, own = tensors["zero_a"].reshape(each).to(kind), scales.to(kind)
+        steps.append(lambda: torch.addcmul(added, by_group, own, out=by_group))
+    else:
+        steps.append(lambda: by_group.mul_(scales))
+    return buffer, steps
+
+
+def _dequantising_mxfp4(
+    torch: Any, p: GemmProblem, tensors: Mapping[str, Any], empty: Empty
+) -> tuple[Any, Steps]:
+    """The same for MXFP4, which torch has no call for. A float's bits are shifted to where the other type has
+    them, which takes fewer operations than a table."""
+    stored, k, groups = tensors["a"], p.k, groups_of(p)
+    rows, (places, power) = tuple(stored.shape[:-1]), _FLOAT_PLACES[p.dtype_b]
+    halves, signs = (
+        empty(name, (*rows, k // 2, 2), torch.int16, stored.device) for name in ("halves", "signs")
+    )
+    low, high = halves[..., 0], halves[..., 1]
+    buffer = halves.view(tensors["b"].dtype).reshape(*rows, k)
+    by_group = buffer.reshape(*rows, groups, k // groups)
+    exponents = tensors["scale_a"].reshape(*rows, groups, 1).to(torch.int32)
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
+    scales = torch.where(exponents == MX_NAN, float("nan"), scales)
+    steps = [
+        lambda: low.copy_(stored),
+        lambda: torch.bitwise_right_shift(low, 4, out=high),
+        lambda: torch.bitwise_left_shift(halves, 12, out=signs),
+        lambda: signs.bitwise_and_(-(2**15)),
+        lambda: halves.bitwise_and_(7),
+        lambda: halves.bitwise_left_shift_(places),
+        lambda: halves.bitwise_or_(signs),
+        lambda: buffer.mul_(2.0**power),
+        lambda: by_group.mul_(scales),
+    ]
+    return buffer, steps
