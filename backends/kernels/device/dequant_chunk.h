@@ -87,7 +87,7 @@ struct DequantChunk {
                 const i64 at = from * i64(sizeof(Scale));
                 char* const of = slot + kS + row * kScalePitch;
                 if constexpr (QUANT::kFloat)
-                    copy_line_bytes<kScaleBytes, ROWS, PRODUCTS::kClips>(of, scales, ld, at, rows, bytes, end);
+                    copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
                 else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);

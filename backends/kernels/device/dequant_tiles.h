@@ -13,16 +13,11 @@ GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
 
 // mma.sync reads activations from shared memory into registers.
 struct ByWarps {
-    static constexpr bool kOfWarpgroups = false, kClips = false;
+    static constexpr bool kOfWarpgroups = false;
     static constexpr int kPlace = 16;  // where a slot begins, in bytes
     template <int BYTES, int COLUMNS, int LANES, int EIGHTS>
     using Inputs = LineCopies<BYTES, COLUMNS, LANES, EIGHTS>;
     static GEMMTUNE_DEVICE void show() {}
-};
-
-// The same, where a scale of MXFP4 that is NaN does not reach the row before its own.
-struct ByWarpsClipped : ByWarps {
-    static constexpr bool kClips = true;
 };
 
 template <typename CHUNK, int TILES>

@@ -16,7 +16,7 @@ struct GroupedWeightArgs : GroupedArgs {
 };
 
 // PRODUCTS: see dequant_ring.h.
-template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int WARPS_M, typename PRODUCTS = ByWarpsClipped>
+template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int WARPS_M, typename PRODUCTS = ByWarps>
 struct GroupedWeights {
     using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, PRODUCTS>;
     using Products = DequantTiles<Chunk, ROWS / 16>;

@@ -86,9 +86,9 @@ GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at,
 
 // The same of lines of bytes that start anywhere, at multiples of `ld` from an address that is a multiple of 4: in
 // shared memory a line has the word that its first byte is in, and BYTES / 4 more. `at` is a multiple of 4. The
-// operand's last word may end beyond its last byte, at `end`: that one is read byte by byte. CLIPS: the bytes of a word
-// that are not among `there` are zero; else they may be the next line's.
-template <int BYTES, int LINES, bool CLIPS = false>
+// operand's last word may end beyond its last byte, at `end`: that one is read byte by byte. Bytes of a line's last word
+// that are the next line's are zero.
+template <int BYTES, int LINES>
 GEMMTUNE_DEVICE void copy_line_bytes(char* to, const char* from, i64 ld, i64 at, int count, int there, const char* end) {
     constexpr int kWords = BYTES / 4 + 1;
     GEMMTUNE_UNROLL
@@ -103,12 +103,8 @@ GEMMTUNE_DEVICE void copy_line_bytes(char* to, const char* from, i64 ld, i64 at,
             for (int i = 0; inside && source + i < end; ++i) bytes |= static_cast<unsigned char>(source[i]) << 8 * i;
             *reinterpret_cast<unsigned*>(to + index * 4) = bytes;
         } else {
-            int size = inside ? 4 : 0;
-            if constexpr (CLIPS) {
-                const int left = there - word * 4 + static_cast<int>(begin - whole);
-                size = left <= 0 ? 0 : left < 4 ? left : 4;
-            }
-            copy_async4(to + index * 4, source, size);
+            const int left = there - word * 4 + static_cast<int>(begin - whole);
+            copy_async4(to + index * 4, source, left <= 0 ? 0 : left < 4 ? left : 4);
         }
     }
 }

@@ -7,16 +7,10 @@
 
 namespace gemmtune {
 
-// See dequant_tiles.h: ByWarpsClipped.
-template <int COLUMNS>
-struct ByWarpgroupsClipped : ByWarpgroups<COLUMNS> {
-    static constexpr bool kClips = true;
-};
-
 template <typename TYPES, typename QUANT, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
           int BLOCKS>
 struct GroupedDequantWgmma
-    : GroupedRings<GroupedWeights<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, ByWarpgroupsClipped<COLUMNS>>, GROUPS, COLUMNS,
+    : GroupedRings<GroupedWeights<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M, ByWarpgroups<COLUMNS>>, GROUPS, COLUMNS,
                    SLOTS, WARPS_M, WARPS_K, BLOCKS> {};
 
 }  // namespace gemmtune

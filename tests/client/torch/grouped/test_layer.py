@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import GroupError, moe
@@ -64,15 +65,13 @@ def test_rows_of_no_expert_have_no_gradients() -> None:
 
 def test_a_row_of_no_expert_that_is_nan_leaves_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond the last end are undefined."""
-    from gemmtune.torch.grouped import layer as module
-
-    plain = module.grouped_mm
+    plain = gemmtune.torch.grouped_mm
 
     def undefined(x: Any, weight: Any, ends: Any) -> Any:
         beyond = torch.arange(len(x)) >= ends[-1]
         return plain(x, weight, ends).masked_fill(beyond[:, None], float("nan"))
 
-    monkeypatch.setattr(module, "grouped_mm", undefined)
+    monkeypatch.setattr("gemmtune.torch.grouped.layer.grouped_mm", undefined)
     x, gate_up, down, weights, ids = layer()
     ids[0] = -1
     weights.requires_grad_()
