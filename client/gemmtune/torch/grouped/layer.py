@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped import glue
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
 
 
@@ -17,7 +18,10 @@ def moe(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
     x [tokens, hidden]; gate_up [experts, 2 * intermediate, hidden], the gate's rows first; down [experts,
     hidden, intermediate]; weights and ids [tokens, chosen], ids whole numbers. An id that is negative, or no
     expert of these, adds nothing: its expert lies on another device. Sums are in fp32 and always in the same
-    order; the result has x's type. The host waits for nothing. Raises GroupError, a ValueError."""
+    order; the result has x's type. The host waits for nothing. Raises GroupError, a ValueError.
+
+    On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
+    one launch each; elsewhere they are torch's operations. Both give grouped_mm() the same rows."""
     experts, tokens = gate_up.shape[0], x.shape[0]
     if ids.shape != weights.shape or ids.dim() != 2 or ids.shape[0] != tokens or ids.is_floating_point():
         raise GroupError(
@@ -34,6 +38,10 @@ def moe(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
             f"gate_up is {list(gate_up.shape)} and down {list(down.shape)}; they must be "
             "[experts, 2 * intermediate, hidden] and [experts, hidden, intermediate]"
         )
+    if glue.runs(x, gate_up, down, weights):
+        rows, _, ends, place = glue.rows_of_experts(x, ids, experts, False)
+        hidden, _ = glue.activation(grouped_mm(rows, gate_up, ends), ends, False)
+        return glue.weighted_sum(grouped_mm(hidden, down, ends), place, weights, x.dtype)
     rows, ends, place, here = sorted_rows(ids, experts)
     hidden = grouped_mm(x[rows], gate_up, ends)
     gate, up = hidden.chunk(2, dim=-1)

@@ -1,0 +1,172 @@
+"""What a mixture of experts does between its grouped products, each one launch of a Triton kernel and one
+operator of torch: routing and gathering rows, silu(gate) * up, and the weighted sum.
+
+moe() takes these where runs() says so, and torch's operations elsewhere. The operators have no gradients.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+#: Elements of a row that share a scale of a quantised row.
+BLOCK = 128
+#: Types of rows.
+TYPES = (torch.bfloat16, torch.float16)
+#: Whether Triton runs kernels by its interpreter, on the host's tensors.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: Sizes of the block of ids that one program compares, for calls of at most as many. More ids are routed by
+#: programs of experts, in tiles of _TILE ids.
+_FEW: tuple[int, ...] = (64, 256, 1024)
+_TILE = 2048
+#: Blocks of BLOCK columns of a program that handles rows; columns of one that sums few and many rows.
+_BLOCKS = 8
+_COLUMNS, _MANY_COLUMNS, _MANY = 256, 1024, 256
+
+_LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
+_LIBRARY.define(
+    "moe_rows(Tensor x, Tensor ids, int experts, bool quantise) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define("moe_activation(Tensor hidden, Tensor ends, bool quantise) -> (Tensor, Tensor)")
+_LIBRARY.define("moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype) -> Tensor")
+
+
+def runs(x: Any, *others: Any) -> bool:
+    """Whether the kernels run for rows `x`: on a GPU of a torch that has Triton, for 16-bit floats, where no
+    operand needs a gradient."""
+    if not _HAS_TRITON or x.device.type not in _DEVICES or x.dtype not in TYPES:
+        return False
+    return not (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others)))
+
+
+@cache
+def _kernels() -> Any:
+    from gemmtune.torch.grouped import glue_kernels  # noqa: PLC0415  (optional, and takes a second)
+
+    return glue_kernels
+
+
+def _on(x: Any) -> Any:
+    """Launches of the block go to x's device: Triton takes torch's current one."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def _over(columns: int) -> tuple[int, int]:
+    """Programs of a row of so many columns, and the blocks of each."""
+    blocks = min(_BLOCKS, 1 << (-(-columns // BLOCK) - 1).bit_length())
+    return -(-columns // (blocks * BLOCK)), blocks
+
+
+def _empty(x: Any, rows: int, columns: int, quantise: bool) -> tuple[Any, Any]:
+    """Rows, and their scales, of which there are none unless they are quantised."""
+    if not quantise:
+        return x.new_empty((rows, columns)), x.new_empty((0, 0), dtype=torch.float32)
+    scales = x.new_empty((rows, -(-columns // BLOCK)), dtype=torch.float32)
+    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn), scales
+
+
+def _bytes(rows: Any, quantise: bool) -> Any:
+    return rows.view(torch.uint8) if quantise else rows
+
+
+def _new_rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
+    ends = ids.new_empty((experts,), dtype=torch.int32)
+    place = torch.empty_like(ids, dtype=torch.int32, memory_format=torch.contiguous_format)
+    return (*_empty(x, ids.shape[0] * ids.shape[1], x.shape[1], quantise), ends, place)
+
+
+def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
+    out, scales, ends, place = made = _new_rows(x, ids, experts, quantise)
+    kernels, x, ids = _kernels(), x.contiguous(), ids.contiguous()
+    (tokens, chosen), columns = ids.shape, x.shape[1]
+    count = tokens * chosen
+    programs, blocks = _over(columns)
+    given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise}
+    with _on(x):
+        if count <= _FEW[-1]:
+            size = next(one for one in _FEW if count <= one)
+            kernels.route_and_gather[max(count, experts), programs](
+                ids, x, _bytes(out, quantise), scales, ends, place, count, experts, columns,
+                IDS=size, **given,
+            )  # fmt: skip
+            return made
+        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=8)
+        kernels.gather[tokens, programs](x, place, _bytes(out, quantise), scales, columns, **given)
+    return made
+
+
+def _activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    rows, columns = hidden.shape[0], hidden.shape[1] // 2
+    out, scales = made = _empty(hidden, rows, columns, quantise)
+    if rows:
+        programs, blocks = _over(columns)
+        with _on(hidden):
+            _kernels().silu_mul[rows, programs](
+                hidden.contiguous(), ends, _bytes(out, quantise), scales, ends.shape[0], columns,
+                BLOCKS=blocks, QUANTISE=quantise,
+            )  # fmt: skip
+    return made
+
+
+def _sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    (tokens, chosen), columns = place.shape, rows.shape[1]
+    out = rows.new_empty((tokens, columns), dtype=dtype)
+    if tokens:
+        size = _COLUMNS if tokens <= _MANY else _MANY_COLUMNS
+        with _on(rows):
+            _kernels().weighted_sum[tokens, -(-columns // size)](
+                rows.contiguous(), place.contiguous(), weights.contiguous(), out, columns,
+                CHOSEN=chosen, COLUMNS=size,
+            )  # fmt: skip
+    return out
+
+
+def _fake_activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    return _empty(hidden, hidden.shape[0], hidden.shape[1] // 2, quantise)
+
+
+def _fake_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    return rows.new_empty((place.shape[0], rows.shape[1]), dtype=dtype)
+
+
+for _name, _run, _fake in (
+    ("moe_rows", _rows, _new_rows),
+    ("moe_activation", _activation, _fake_activation),
+    ("moe_sum", _sum, _fake_sum),
+):
+    for _device in _DEVICES:
+        _LIBRARY.impl(_name, _run, _device.upper())
+    torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
+
+
+def rows_of_experts(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, Any, Any, Any]:
+    """Rows of the chosen experts sorted by expert, [tokens * chosen, hidden]; their scales; the experts'
+    ends, int32 [experts]; and where the row of each id is, int32 like ids, -1 for an id of none.
+
+    The sort is stable, so that the same ids always give the same order. `quantise`: the rows are
+    torch.float8_e4m3fn, with scales fp32 [rows, hidden / 128] (else [0, 0]). Rows behind the last expert's
+    are undefined."""
+    found: tuple[Any, Any, Any, Any] = torch.ops.gemmtune.moe_rows(x, ids, experts, quantise)
+    return found
+
+
+def activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    """silu(gate) * up of hidden [rows, 2 * intermediate], gate first, computed in fp32 and rounded once; and
+    its scales, as of rows_of_experts()."""
+    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(hidden, ends, quantise)
+    return found
+
+
+def weighted_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    """out[t] = sum over i of weights[t, i] rows[place[t, i]] where place[t, i] >= 0, added in fp32 in the
+    order of i."""
+    return torch.ops.gemmtune.moe_sum(rows, place, weights, dtype)

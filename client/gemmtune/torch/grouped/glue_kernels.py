@@ -1,0 +1,178 @@
+"""Triton kernels between the two grouped products of a mixture of experts. glue.py launches them.
+
+A kernel that quantises writes e4m3 as bytes by arithmetic of integers, so that it runs on devices, and in
+Triton's interpreter, whose Triton has no such type.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Elements that share a scale.
+BLOCK = tl.constexpr(128)
+#: The largest e4m3.
+_MOST = tl.constexpr(448.0)
+#: The least scale: of a block of zeros too. Its reciprocal is finite.
+LEAST_SCALE = tl.constexpr(2.0**-100)
+
+
+@triton.jit
+def _expert(ids, at, within, experts):
+    """Experts of ids; `experts` for an id of none."""
+    found = tl.load(ids + at, mask=within, other=-1)
+    return tl.where((found >= 0) & (found < experts), found, experts).to(tl.int32)
+
+
+@triton.jit
+def _e4m3(x):
+    """The bytes of fp32 numbers of at most 448, rounded to nearest even."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = bits & 0x7FFFFFFF
+    # 20 bits of the mantissa go; the exponent's bias of 127 becomes 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 the step is 2^-9: the last place of 2^14, which the sum is rounded to.
+    small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    found = tl.where(magnitude < 0x3C800000, small, normal)
+    # NaN and infinity, which 448 or less has none of.
+    return (tl.where(magnitude >= 0x7F800000, 0x7F, found) | sign).to(tl.uint8)
+
+
+@triton.jit
+def _block_scale(x):
+    """fp32 [blocks, BLOCK] -> the blocks' scales [blocks]."""
+    return tl.maximum(tl.max(tl.abs(x), 1) * (1.0 / _MOST), LEAST_SCALE)
+
+
+@triton.jit
+def _positions(block, BLOCKS: tl.constexpr):
+    """Elements of the `block`-th BLOCKS blocks of a row, [BLOCKS, BLOCK]; and the blocks, [BLOCKS]."""
+    blocks = block * BLOCKS + tl.arange(0, BLOCKS)
+    return blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], blocks
+
+
+@triton.jit
+def _store_quantised(x, row, out, scales, at, blocks, columns):
+    """Quantises blocks of a row, and stores them with their scales."""
+    scale = _block_scale(x)
+    q = _e4m3(x * tl.div_rn(1.0, scale)[:, None])
+    width = tl.cdiv(columns, BLOCK)
+    tl.store(out + row * columns + at, q, mask=at < columns)
+    tl.store(scales + row * width + blocks, scale, mask=blocks < width)
+
+
+@triton.jit(do_not_specialize=["count", "experts"])
+def route_and_gather(
+    ids, x, out, scales, ends, place, count, experts, columns,
+    CHOSEN: tl.constexpr, IDS: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+):  # fmt: skip
+    """Routing and the rows of few ids (count <= IDS), in one launch: a program counts the ids that sort
+    before its own, and copies the token's row there. Programs are ids, and experts for their ends."""
+    own = tl.program_id(0)
+    block = tl.program_id(1)
+    at = tl.arange(0, IDS)
+    within = at < count
+    every = _expert(ids, at, within, experts)
+    if (own < experts) & (block == 0):
+        tl.store(ends + own, tl.sum((within & (every <= own)).to(tl.int32), 0))
+    if own < count:
+        expert = _expert(ids, own, True, experts)
+        before = within & ((every < expert) | ((every == expert) & (at < own)))
+        row = tl.sum(before.to(tl.int32), 0)
+        here = expert < experts
+        if block == 0:
+            tl.store(place + own, tl.where(here, row, -1))
+        if here:
+            columns_at, blocks = _positions(block, BLOCKS)
+            token = (own // CHOSEN).to(tl.int64)
+            found = tl.load(x + token * columns + columns_at, mask=columns_at < columns, other=0.0)
+            if QUANTISE:
+                _store_quantised(
+                    found.to(tl.float32), row.to(tl.int64), out, scales, columns_at, blocks, columns
+                )
+            else:
+                tl.store(out + row.to(tl.int64) * columns + columns_at, found, mask=columns_at < columns)
+
+
+@triton.jit(do_not_specialize=["count", "experts"])
+def route(ids, ends, place, count, experts, TILE: tl.constexpr):
+    """Routing of many ids, in one launch: a program is an expert, which counts the ids of those before it,
+    then places its own in their order. Nothing waits for another program."""
+    expert = tl.program_id(0)
+    before = tl.zeros([TILE], tl.int32)
+    mine = tl.zeros([TILE], tl.int32)
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        every = _expert(ids, at, at < count, experts)
+        before += (every < expert).to(tl.int32)
+        mine += (every == expert).to(tl.int32)
+    first = tl.sum(before, 0)
+    tl.store(ends + expert, first + tl.sum(mine, 0))
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        within = at < count
+        every = _expert(ids, at, within, experts)
+        found = (every == expert).to(tl.int32)
+        rank = tl.cumsum(found, 0)
+        tl.store(place + at, first + rank - 1, mask=within & (found == 1))
+        if expert == 0:
+            tl.store(place + at, -1, mask=within & (every == experts))
+        first += tl.sum(found, 0)
+
+
+@triton.jit
+def gather(
+    x, place, out, scales, columns,
+    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+):  # fmt: skip
+    """A token's row to the places of its experts; quantised once for all of them."""
+    token = tl.program_id(0).to(tl.int64)
+    at, blocks = _positions(tl.program_id(1), BLOCKS)
+    found = tl.load(x + token * columns + at, mask=at < columns, other=0.0)
+    if QUANTISE:
+        values = found.to(tl.float32)
+        scale = _block_scale(values)
+        q = _e4m3(values * tl.div_rn(1.0, scale)[:, None])
+        width = tl.cdiv(columns, BLOCK)
+    for one in tl.static_range(CHOSEN):
+        row = tl.load(place + token * CHOSEN + one).to(tl.int64)
+        if QUANTISE:
+            tl.store(out + row * columns + at, q, mask=(at < columns) & (row >= 0))
+            tl.store(scales + row * width + blocks, scale, mask=(blocks < width) & (row >= 0))
+        else:
+            tl.store(out + row * columns + at, found, mask=(at < columns) & (row >= 0))
+
+
+@triton.jit(do_not_specialize=["experts"])
+def silu_mul(
+    hidden, ends, out, scales, experts, columns,
+    BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of rows [2 * columns], gate first, in fp32; rows of no expert are left alone."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(ends + experts - 1):
+        at, blocks = _positions(tl.program_id(1), BLOCKS)
+        within = at < columns
+        gate = tl.load(hidden + row * 2 * columns + at, mask=within, other=0.0).to(tl.float32)
+        up = tl.load(hidden + row * 2 * columns + columns + at, mask=within, other=0.0).to(tl.float32)
+        found = gate / (1.0 + tl.exp(-gate)) * up
+        if QUANTISE:
+            _store_quantised(found, row, out, scales, at, blocks, columns)
+        else:
+            tl.store(out + row * columns + at, found.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def weighted_sum(rows, place, weights, out, columns, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of a token's rows by its weights, in fp32 and in the order of its experts."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for one in tl.static_range(CHOSEN):
+        row = tl.load(place + token * CHOSEN + one).to(tl.int64)
+        weight = tl.load(weights + token * CHOSEN + one).to(tl.float32)
+        found = tl.load(rows + row * columns + at, mask=(at < columns) & (row >= 0), other=0.0)
+        # A weight of no expert here may be anything.
+        total += tl.where(row >= 0, weight * found.to(tl.float32), 0.0)
+    tl.store(out + token * columns + at, total.to(out.dtype.element_ty), mask=at < columns)

@@ -1,0 +1,221 @@
+"""A program: checks the Triton kernels of a mixture of experts, and moe() with them, by Triton's interpreter.
+
+Prints a line for each function named in CHECKS of the package: its name and "ok", or what failed. Needs
+TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy
+import torch
+from gemmtune.torch import moe
+from gemmtune.torch.grouped import glue
+from gemmtune.torch.grouped.layer import sorted_rows
+from torch._dynamo.backends.debugging import aot_eager
+from triton import language
+from triton.runtime import interpreter
+
+from tests.client.torch.grouped import CHECKS
+from tests.client.torch.grouped.test_layer import expected, layer
+
+
+def few(ids: int) -> None:
+    """Calls of more ids than these are routed by programs of experts, in tiles of 16."""
+    glue._FEW, glue._TILE = (ids,), 16
+
+
+def routed(dtype: Any, quantise: bool, tokens: int, chosen: int, experts: int, hidden: int) -> None:
+    """One call, compared bit by bit with torch's operations."""
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, hidden, dtype=dtype)
+    x[0], x[-1, -1] = 0.0, 3.0e4
+    ids = torch.randint(-2, experts + 2, (tokens, chosen), dtype=torch.int32 if quantise else torch.int64)
+    rows, scales, ends, place = glue.rows_of_experts(x, ids, experts, quantise)
+    sources, wanted_ends, wanted_place, here = sorted_rows(ids, experts)
+    there = int(wanted_ends[-1])
+    assert torch.equal(ends, wanted_ends), (ends, wanted_ends)
+    assert torch.equal(place.long(), torch.where(here, wanted_place, -1))
+    if quantise:
+        wanted, wanted_scales = by_torch(x)
+        assert torch.equal(scales[:there], wanted_scales[sources][:there])
+        assert torch.equal(rows.view(torch.uint8)[:there], wanted[sources][:there])
+    else:
+        assert torch.equal(rows[:there], x[sources][:there])
+
+
+def by_torch(x: Any) -> tuple[Any, Any]:
+    """Bytes and scales of rows quantised by blocks of 128."""
+    blocks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 128)).view(len(x), -1, 128)
+    scales = (blocks.abs().amax(-1) * (1 / 448)).clamp(min=2.0**-100)
+    q = (blocks * (1 / scales)[..., None]).to(torch.float8_e4m3fn)
+    return q.view(len(x), -1)[:, : x.shape[1]].contiguous().view(torch.uint8), scales
+
+
+SHAPES = ((7, 3, 5, 48), (1, 2, 9, 1100), (2, 1, 70, 130), (20, 2, 3, 8))
+
+
+def routing_of_few_ids() -> None:
+    few(64)
+    for shape in SHAPES:
+        routed(torch.bfloat16, False, *shape)
+        routed(torch.float16, True, *shape)
+
+
+def routing_of_many_ids() -> None:
+    few(0)
+    for shape in SHAPES:
+        routed(torch.float16, False, *shape)
+        routed(torch.bfloat16, True, *shape)
+
+
+def every_number_is_rounded_as_torch_does() -> None:
+    # All finite bf16 numbers in blocks whose largest is 448, so that the scale is 1.
+    bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    kept = bits[bits <= 448]
+    values = torch.cat([kept, -kept, kept.new_zeros(-2 * len(kept) % 127)]).view(-1, 127)
+    x = torch.nn.functional.pad(values, (0, 1), value=448.0)[::8]
+    hidden = x.reshape(1, -1).contiguous()
+    few(64)
+    rows, scales, _, _ = glue.rows_of_experts(hidden, torch.tensor([[0]]), 1, True)
+    assert torch.equal(scales, torch.ones_like(scales))
+    assert torch.equal(rows.view(torch.uint8), hidden.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def what_is_not_finite_stays_so() -> None:
+    x = torch.zeros(1, 256, dtype=torch.bfloat16)
+    x[0, 3], x[0, 200] = float("nan"), float("-inf")
+    few(64)
+    rows, scales, _, _ = glue.rows_of_experts(x, torch.tensor([[0]]), 1, True)
+    found = rows.float().view(2, 128) * scales.view(2, 1)
+    assert found[0].isnan()[3]
+    assert found[1].isnan()[72]
+
+
+def activations() -> None:
+    torch.manual_seed(1)
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    for columns in (32, 1100):
+        hidden = (4 * torch.randn(7, 2 * columns)).to(torch.bfloat16)
+        hidden[0, 0], hidden[1, 1] = -200.0, 200.0
+        gate, up = hidden.double().chunk(2, -1)
+        wanted = (torch.nn.functional.silu(gate) * up)[:5]
+        out, none = glue.activation(hidden, ends, False)
+        assert none.shape == (0, 0)
+        assert torch.allclose(out[:5].double(), wanted, rtol=2**-8, atol=1e-30)
+        q, scales = glue.activation(hidden, ends, True)
+        each = scales[:5].repeat_interleave(128, 1)[:, :columns].double()
+        bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001
+        assert ((q[:5].double() * each - wanted).abs() <= bound).all()
+
+
+def weighted_sums() -> None:
+    torch.manual_seed(2)
+    place = torch.tensor([[2, 0], [-1, 1], [-1, -1]], dtype=torch.int32)
+    weights = torch.rand(3, 2)
+    weights[2] = float("nan")
+    for columns in (72, 300):
+        rows = torch.randn(4, columns, dtype=torch.bfloat16)
+        rows[3] = float("nan")
+        for glue._MANY in (256, 1):
+            found = glue.weighted_sum(rows, place, weights, torch.bfloat16)
+            wanted = torch.stack([
+                weights[0, 0] * rows[2].float() + weights[0, 1] * rows[0].float(),
+                weights[1, 1] * rows[1].float(), torch.zeros(columns),
+            ])  # fmt: skip
+            assert torch.equal(found, wanted.to(torch.bfloat16))
+
+
+def whole_layers() -> None:
+    few(64)
+    for dtype in (torch.bfloat16, torch.float16):
+        x, gate_up, down, weights, ids = layer(dtype)
+        ids[0], ids[1, 0] = -1, 7
+        out = moe(x, gate_up, down, weights, ids.to(torch.int32))
+        assert out.dtype is dtype
+        wanted = expected(x, gate_up, down, weights, ids)
+        assert torch.allclose(out.double(), wanted, rtol=0.02, atol=0.02)
+    x, gate_up, down, weights, ids = layer()
+    wide = torch.randn(len(x), 96, dtype=x.dtype)
+    found = moe(wide[:, ::2], gate_up, down, weights.t().contiguous().t(), ids.t().contiguous().t())
+    assert torch.equal(found, moe(wide[:, ::2].contiguous(), gate_up, down, weights, ids))
+    assert moe(x[:0], gate_up, down, weights[:0], ids[:0]).shape == (0, x.shape[1])
+
+
+def gradients_take_torchs_operations() -> None:
+    x, gate_up, down, weights, ids = layer()
+    assert glue.runs(x, gate_up, down, weights)
+    for needs in (x, gate_up, down, weights):
+        needs.requires_grad_()
+        assert not glue.runs(x, gate_up, down, weights)
+        out = moe(x, gate_up, down, weights, ids)
+        (found,) = torch.autograd.grad(out.float().sum(), needs)
+        assert found.abs().sum() > 0
+        with torch.no_grad():
+            assert glue.runs(x, gate_up, down, weights)
+        needs.requires_grad_(False)
+
+
+def compiled_in_one_graph() -> None:
+    few(64)
+    given = layer()
+    compiled = torch.compile(moe, backend=aot_eager, fullgraph=True)
+    assert torch.equal(compiled(*given), moe(*given))
+    names = ("moe_rows", "moe_activation", "moe_sum")
+    targets: list[str] = []
+
+    def seen(graph: Any, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)(*given)
+    assert all(any(name in target for target in targets) for name in names), targets
+    x, ids = given[0], given[-1]
+    for name, arguments in (
+        ("moe_rows", (x, ids, 5, True)),
+        ("moe_rows", (x, ids, 5, False)),
+        ("moe_activation", (x, torch.tensor([7], dtype=torch.int32), True)),
+        ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16)),
+    ):
+        # Not every output is defined everywhere, so that values are not compared here.
+        operator = getattr(torch.ops.gemmtune, name)
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def mend_interpreter() -> None:
+    """What the interpreter of Triton 3.6 gets wrong: it makes an integer of an array of one element, which
+    NumPy 2.4 refuses, and cuts bits off where it should round to bf16."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda one: one.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
+    convert = interpreter._convert_float
+
+    def rounded(values: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (language.float32, language.bfloat16):
+            return convert(values, source, target, mode)
+        wide = torch.from_numpy(values.view(numpy.float32))
+        return wide.to(torch.bfloat16).view(torch.int16).numpy().view(numpy.uint16)
+
+    interpreter._convert_float = rounded
+
+
+def main() -> None:
+    """The checks, one line each."""
+    mend_interpreter()
+    for name in CHECKS:
+        few(1024)
+        try:
+            globals()[name]()
+        except Exception:
+            print(name, traceback.format_exc().replace("\n", " | "), flush=True)
+        else:
+            print(name, "ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()

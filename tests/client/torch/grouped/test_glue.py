@@ -1,0 +1,86 @@
+"""The Triton kernels of a mixture of experts: interpreted, and compiled for GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gemmtune.torch.grouped import glue
+from gemmtune.torch.grouped.layer import moe
+
+from tests.client.torch.grouped import CHECKS
+from tests.client.torch.grouped.test_layer import layer
+
+triton = pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    """What the program of checks says of each."""
+    program = [sys.executable, "-m", "tests.client.torch.grouped.interpreted"]
+    ran = subprocess.run(
+        program, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return dict(line.split(" ", 1) for line in ran.stdout.splitlines())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_interpreted(found: dict[str, str], check: str) -> None:
+    assert found[check] == "ok"
+
+
+_I32, _F32 = "i32", "*fp32"
+_SIGNATURES: dict[str, dict[str, Any]] = {
+    "route_and_gather": {
+        "ids": "*i64", "x": "*bf16", "out": "*u8", "scales": _F32, "ends": "*i32", "place": "*i32",
+        "count": _I32, "experts": _I32, "columns": _I32, "CHOSEN": 8, "IDS": 1024, "BLOCKS": 8,
+        "QUANTISE": True,
+    },
+    "route": {
+        "ids": "*i32", "ends": "*i32", "place": "*i32", "count": _I32, "experts": _I32, "TILE": 2048,
+    },
+    "gather": {
+        "x": "*fp16", "place": "*i32", "out": "*u8", "scales": _F32, "columns": _I32, "CHOSEN": 8,
+        "BLOCKS": 8, "QUANTISE": True,
+    },
+    "silu_mul": {
+        "hidden": "*bf16", "ends": "*i32", "out": "*bf16", "scales": _F32, "experts": _I32,
+        "columns": _I32, "BLOCKS": 8, "QUANTISE": False,
+    },
+    "weighted_sum": {
+        "rows": "*bf16", "place": "*i32", "weights": _F32, "out": "*bf16", "columns": _I32, "CHOSEN": 8,
+        "COLUMNS": 256,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=["sm_90", "gfx942"])
+def test_kernels_compile_for_gpus(
+    target: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name, given in _SIGNATURES.items():
+        kernel = getattr(glue._kernels(), name)
+        constants = {key: value for key, value in given.items() if not isinstance(value, str)}
+        types = {key: "constexpr" if key in constants else value for key, value in given.items()}
+        places = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+        made = triton.compile(
+            ASTSource(kernel, signature=types, constexprs=places), target=GPUTarget(*target)
+        )
+        assert made.metadata.shared < 2**15
+
+
+def test_a_cpu_takes_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = layer()
+    assert not glue.runs(*given[:-1])
+    monkeypatch.setattr(torch.ops.gemmtune, "moe_rows", None)
+    assert moe(*given).shape == given[0].shape
