@@ -102,6 +102,20 @@ def scale_shapes(m: int, groups: int, n: int, k: int) -> dict[str, tuple[tuple[i
     return {"blocks": ((m, along_k), (groups, down, along_k)), "rows": ((m,), (groups, n))}
 
 
+#: The largest number of the type, and the least scale: a block of zeros has it too. Its reciprocal is finite.
+_MOST, _LEAST_SCALE = 448.0, 2.0**-100
+
+
+def quantised(x: Any) -> tuple[Any, Any]:
+    """Rows [m, k] as 8-bit floats, with a scale for 128 elements of a row: the largest of them becomes 448.
+    Returns x and its scales, fp32 [m, k / 128]; elements are rounded to nearest even."""
+    m, k = x.shape
+    blocks = torch.nn.functional.pad(x.float(), (0, -k % BLOCK)).view(m, -(-k // BLOCK), BLOCK)
+    scales = (blocks.abs().amax(-1) * (1 / _MOST)).clamp(min=_LEAST_SCALE)
+    rounded = (blocks * scales.reciprocal()[..., None]).to(TYPE)
+    return rounded.view(m, -1)[:, :k].contiguous(), scales
+
+
 # ---- torch's own ---------------------------------------------------------------------------------
 
 

@@ -13,12 +13,13 @@ import torch
 from gemmtune.torch import moe
 from gemmtune.torch.grouped import glue
 from gemmtune.torch.grouped.layer import sorted_rows
+from gemmtune.torch.grouped.scaled import quantised
 from torch._dynamo.backends.debugging import aot_eager
 from triton import language
 from triton.runtime import interpreter
 
 from tests.client.torch.grouped import CHECKS
-from tests.client.torch.grouped.test_layer import expected, layer
+from tests.client.torch.grouped.test_layer import close8, expected, layer, layer8
 
 
 def few(ids: int) -> None:
@@ -38,19 +39,11 @@ def routed(dtype: Any, quantise: bool, tokens: int, chosen: int, experts: int, h
     assert torch.equal(ends, wanted_ends), (ends, wanted_ends)
     assert torch.equal(place.long(), torch.where(here, wanted_place, -1))
     if quantise:
-        wanted, wanted_scales = by_torch(x)
+        wanted, wanted_scales = quantised(x)
         assert torch.equal(scales[:there], wanted_scales[sources][:there])
-        assert torch.equal(rows.view(torch.uint8)[:there], wanted[sources][:there])
+        assert torch.equal(rows.view(torch.uint8)[:there], wanted.view(torch.uint8)[sources][:there])
     else:
         assert torch.equal(rows[:there], x[sources][:there])
-
-
-def by_torch(x: Any) -> tuple[Any, Any]:
-    """Bytes and scales of rows quantised by blocks of 128."""
-    blocks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 128)).view(len(x), -1, 128)
-    scales = (blocks.abs().amax(-1) * (1 / 448)).clamp(min=2.0**-100)
-    q = (blocks * (1 / scales)[..., None]).to(torch.float8_e4m3fn)
-    return q.view(len(x), -1)[:, : x.shape[1]].contiguous().view(torch.uint8), scales
 
 
 SHAPES = ((7, 3, 5, 48), (1, 2, 9, 1100), (2, 1, 70, 130), (20, 2, 3, 8))
@@ -141,6 +134,16 @@ def whole_layers() -> None:
     found = moe(wide[:, ::2], gate_up, down, weights.t().contiguous().t(), ids.t().contiguous().t())
     assert torch.equal(found, moe(wide[:, ::2].contiguous(), gate_up, down, weights, ids))
     assert moe(x[:0], gate_up, down, weights[:0], ids[:0]).shape == (0, x.shape[1])
+
+
+def whole_layers_of_8_bit_weights() -> None:
+    for most in (64, 0):
+        few(most)
+        x, gate_up, down, weights, ids, *scales = given = layer8()
+        ids[0], ids[1, 0] = -1, 7
+        out = moe(x, gate_up, down, weights, ids, *scales)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert close8(out, given)
 
 
 def gradients_take_torchs_operations() -> None:
