@@ -1,0 +1,119 @@
+"""benchmarks/moe_layer.py: its cases and figures, the reference, and a run on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from backends.environment import Environment
+from backends.outcome import Status
+from backends.solution import Solution
+from benchmarks import moe_calls, moe_layer
+from benchmarks.cuda_tuned import Tuned
+from benchmarks.moe_calls import Size, Way, error, made, reference, routed, times
+from benchmarks.moe_layer import MODELS, cases, fastest, parsed, problems, ratios, summary, untuned
+
+CPU = torch.device("cpu")
+H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"triton": "3.6.0"})
+
+
+def test_quick_and_a_cpu_choose_the_layers() -> None:
+    every = parsed(["--json", "out.json"])
+    assert (every.models, every.tokens) == (["qwen3-30b-a3b", "mixtral-8x7b"], [1, 8, 64, 512, 4096])
+    assert (every.routings, every.seconds) == (["uniform", "skewed"], 3.0)
+    quick = parsed(["--json", "out.json", "--quick", "--seconds", "2"])
+    assert (quick.models, quick.routings, quick.seconds) == (["qwen3-30b-a3b"], ["uniform"], 2.0)
+    assert parsed(["--json", "out.json", "--device", "cpu"]).models == ["small"]
+    assert [one.tokens for one in cases(every.models, (1, 8), every.routings)] == [1] * 4 + [8] * 4
+
+
+def test_products_of_a_layer() -> None:
+    gate_up, down = problems("qwen3-30b-a3b", 8)
+    assert (gate_up.n, gate_up.m, gate_up.k, gate_up.groups) == (64, 1536, 2048, 128)
+    assert (down.n, down.m, down.k, down.routing) == (64, 2048, 768, "uniform")
+
+
+def test_vllms_configurations_are_those_of_the_tokens() -> None:
+    p = problems("qwen3-30b-a3b", 64)[0]
+    older, newer = (dict(one.parameters) for one in untuned(p, 64, H100))
+    assert (older["BLOCK_SIZE_M"], older["BLOCK_SIZE_N"], older["BLOCK_SIZE_K"]) == (16, 32, 64)
+    assert (newer["BLOCK_SIZE_M"], newer["BLOCK_SIZE_K"]) == (32, 128)
+
+
+def test_tokens_have_distinct_experts_of_the_popularity() -> None:
+    size = Size(16, 4, 64, 32)
+    counts = {}
+    for routing in ("uniform", "skewed"):
+        ids = routed(torch, size, 500, routing, CPU)
+        assert all(len(set(row)) == 4 for row in ids.tolist())
+        counts[routing] = torch.bincount(ids.reshape(-1), minlength=16).tolist()
+    assert min(counts["uniform"]) > 0.7 * 500 * 4 / 16
+    assert counts["skewed"][-1] > 4 * counts["skewed"][0] > 0
+
+
+def test_a_way_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = made(torch, Size(4, 2, 64, 32), 5, "uniform", CPU)
+    (call, *_) = moe_calls.calls(layer)
+    assert error(call(), reference(torch, layer)) < moe_calls.TOLERANCE
+
+    def doubled(layer: Any) -> list[Callable[[], Any]]:
+        return [lambda: 2 * call()]
+
+    ways: dict[str, tuple[Way, bool]] = {"torch": (nullcontext, False), "rows": (nullcontext, True)}
+    us, errors, wrong = times(torch, CPU, layer, ways)
+    assert set(us) == {"torch"}
+    assert wrong == {"rows": "rows ran 0 of the two products"}
+    monkeypatch.setattr(moe_calls, "calls", doubled)
+    us, errors, wrong = times(torch, CPU, layer, ways)
+    assert (us, round(errors["torch"], 1)) == ({}, 1.0)
+    assert wrong["torch"].startswith("the result is off by")
+
+
+def test_the_fastest_kernel_is_the_verdicts_or_the_screenings() -> None:
+    def outcome(family: str, seconds: float) -> Any:
+        return SimpleNamespace(
+            solution=Solution(family, 1, {}, None), samples=[seconds], status=Status.OK
+        )  # fmt: skip
+
+    ring, other = outcome("grouped-ring", 2e-5), outcome("torch-grouped", 1e-5)
+    session = SimpleNamespace(verdict=None)
+    tuned = Tuned(cast("Any", session), [(0.0, other), (0.1, ring)])
+    assert fastest(tuned) == (ring.solution, 2e-5)
+    assert fastest(Tuned(cast("Any", session), [(0.0, other)])) is None
+    session.verdict = SimpleNamespace(
+        targets={"bundle": SimpleNamespace(solution=ring.solution.id, seconds=3e-5)}
+    )
+    assert fastest(tuned) == (ring.solution, 3e-5)
+
+
+def test_ratios_are_over_ours() -> None:
+    us = {"ours": 10.0, "vllm": 15.0, "vllm_newer": 13.0, "torch": 20.0, "torch_steps": 30.0}
+    assert ratios(us) == {"over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0}
+    assert set(ratios({"torch": 20.0}).values()) == {None}
+    row = {"model": "mixtral-8x7b", "tokens": 8, **ratios(us)}
+    found = summary([row, {**row, "tokens": 1, "over_vllm": None}])
+    assert [(one["model"], one["tokens"], one["rows"]) for one in found] == [
+        ("mixtral-8x7b", None, 2), ("mixtral-8x7b", 1, 1), ("mixtral-8x7b", 8, 1),
+    ]  # fmt: skip
+    assert (found[0]["least_over_vllm"], found[1]["over_vllm"]) == (1.3, None)
+
+
+def test_it_runs_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(MODELS, "small", Size(4, 2, 64, 32))
+    out = str(tmp_path / "out.json")
+    moe_layer.main(["--json", out, "--device", "cpu", "--tokens", "1", "3", "--routings", "skewed"])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["complete"], len(found["rows"]), found["tuned"]) == (True, 2, [])
+    assert [(one["tokens"], one["routing"]) for one in found["rows"]] == [(1, "skewed"), (3, "skewed")]
+    assert all(set(one["us"]) == {"torch", "torch_steps"} and not one["wrong"] for one in found["rows"])
+    assert found["what"].startswith("First both products")
+    assert "written:" in capsys.readouterr().out
