@@ -10,6 +10,7 @@ import importlib.util
 import os
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ TYPES = (torch.bfloat16, torch.float16)
 #: Whether Triton runs kernels by its interpreter, on the host's tensors.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: What this Triton has to have: that of torch 2.9 and later.
+_NEEDED = "language", "extra", "cuda", "gdc.py"
 #: Sizes of the block of ids that one program compares, for calls of at most as many. More ids are routed by
 #: programs of experts, in tiles of _TILE ids.
 _FEW: tuple[int, ...] = (64, 256, 1024)
@@ -38,6 +40,16 @@ _LIBRARY.define("moe_activation(Tensor hidden, Tensor ends, bool quantise) -> (T
 _LIBRARY.define("moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype) -> Tensor")
 
 
+def _has_triton() -> bool:
+    """Whether there is such a Triton, which is not imported: that takes a second."""
+    found = importlib.util.find_spec("triton")
+    folders = None if found is None else found.submodule_search_locations
+    return any(Path(folder, *_NEEDED).exists() for folder in folders or ())
+
+
+_HAS_TRITON = _has_triton()
+
+
 def runs(x: Any, *others: Any) -> bool:
     """Whether the kernels run for rows `x`: on a GPU of a torch that has Triton, for 16-bit floats, where no
     operand needs a gradient."""
@@ -51,6 +63,15 @@ def _kernels() -> Any:
     from gemmtune.torch.grouped import glue_kernels  # noqa: PLC0415  (optional, and takes a second)
 
     return glue_kernels
+
+
+@cache
+def _launched(device: Any) -> dict[str, Any]:
+    """How kernels are launched on a device: from sm_90 on by programmatic dependent launch."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return {"DEPENDENT": False}
+    dependent = torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"DEPENDENT": dependent, "launch_pdl": dependent}
 
 
 def _on(x: Any) -> Any:
@@ -90,7 +111,8 @@ def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
     (tokens, chosen), columns = ids.shape, x.shape[1]
     count = tokens * chosen
     programs, blocks = _over(columns)
-    given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise}
+    how = _launched(x.device)
+    given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise, **how}
     with _on(x):
         if count <= _FEW[-1]:
             size = next(one for one in _FEW if count <= one)
@@ -99,7 +121,7 @@ def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
                 IDS=size, **given,
             )  # fmt: skip
             return made
-        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=8)
+        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=8, **how)
         kernels.gather[tokens, programs](x, place, _bytes(out, quantise), scales, columns, **given)
     return made
 
@@ -112,7 +134,7 @@ def _activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
         with _on(hidden):
             _kernels().silu_mul[rows, programs](
                 hidden.contiguous(), ends, _bytes(out, quantise), scales, ends.shape[0], columns,
-                BLOCKS=blocks, QUANTISE=quantise,
+                BLOCKS=blocks, QUANTISE=quantise, **_launched(hidden.device),
             )  # fmt: skip
     return made
 
@@ -125,7 +147,7 @@ def _sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
         with _on(rows):
             _kernels().weighted_sum[tokens, -(-columns // size)](
                 rows.contiguous(), place.contiguous(), weights.contiguous(), out, columns,
-                CHOSEN=chosen, COLUMNS=size,
+                CHOSEN=chosen, COLUMNS=size, **_launched(rows.device),
             )  # fmt: skip
     return out
 

@@ -2,12 +2,16 @@
 
 A kernel that quantises writes e4m3 as bytes by arithmetic of integers, so that it runs on devices, and in
 Triton's interpreter, whose Triton has no such type.
+
+DEPENDENT: the kernel may start while the previous launch ends, and waits for it before it touches memory; the
+next launch may start as soon as every program runs.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 #: Elements that share a scale.
 BLOCK = tl.constexpr(128)
@@ -15,6 +19,13 @@ BLOCK = tl.constexpr(128)
 _MOST = tl.constexpr(448.0)
 #: The least scale: of a block of zeros too. Its reciprocal is finite.
 LEAST_SCALE = tl.constexpr(2.0**-100)
+
+
+@triton.jit
+def _begin(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -66,9 +77,11 @@ def _store_quantised(x, row, out, scales, at, blocks, columns):
 def route_and_gather(
     ids, x, out, scales, ends, place, count, experts, columns,
     CHOSEN: tl.constexpr, IDS: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Routing and the rows of few ids (count <= IDS), in one launch: a program counts the ids that sort
     before its own, and copies the token's row there. Programs are ids, and experts for their ends."""
+    _begin(DEPENDENT)
     own = tl.program_id(0)
     block = tl.program_id(1)
     at = tl.arange(0, IDS)
@@ -96,9 +109,10 @@ def route_and_gather(
 
 
 @triton.jit(do_not_specialize=["count", "experts"])
-def route(ids, ends, place, count, experts, TILE: tl.constexpr):
+def route(ids, ends, place, count, experts, TILE: tl.constexpr, DEPENDENT: tl.constexpr):
     """Routing of many ids, in one launch: a program is an expert, which counts the ids of those before it,
     then places its own in their order. Nothing waits for another program."""
+    _begin(DEPENDENT)
     expert = tl.program_id(0)
     before = tl.zeros([TILE], tl.int32)
     mine = tl.zeros([TILE], tl.int32)
@@ -124,9 +138,10 @@ def route(ids, ends, place, count, experts, TILE: tl.constexpr):
 @triton.jit
 def gather(
     x, place, out, scales, columns,
-    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A token's row to the places of its experts; quantised once for all of them."""
+    _begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     at, blocks = _positions(tl.program_id(1), BLOCKS)
     found = tl.load(x + token * columns + at, mask=at < columns, other=0.0)
@@ -147,9 +162,10 @@ def gather(
 @triton.jit(do_not_specialize=["experts"])
 def silu_mul(
     hidden, ends, out, scales, experts, columns,
-    BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+    BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of rows [2 * columns], gate first, in fp32; rows of no expert are left alone."""
+    _begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(ends + experts - 1):
         at, blocks = _positions(tl.program_id(1), BLOCKS)
@@ -164,8 +180,12 @@ def silu_mul(
 
 
 @triton.jit
-def weighted_sum(rows, place, weights, out, columns, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
+def weighted_sum(
+    rows, place, weights, out, columns,
+    CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """The sum of a token's rows by its weights, in fp32 and in the order of its experts."""
+    _begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)

@@ -68,15 +68,19 @@ def test_kernels_compile_for_gpus(
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for name, given in _SIGNATURES.items():
+    for name, signature in _SIGNATURES.items():
+        given = {**signature, "DEPENDENT": target[0] == "cuda"}
         kernel = getattr(glue._kernels(), name)
         constants = {key: value for key, value in given.items() if not isinstance(value, str)}
         types = {key: "constexpr" if key in constants else value for key, value in given.items()}
         places = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
-        made = triton.compile(
-            ASTSource(kernel, signature=types, constexprs=places), target=GPUTarget(*target)
-        )
+        options = {"launch_pdl": True} if target[0] == "cuda" else {}
+        source = ASTSource(kernel, signature=types, constexprs=places)
+        made = triton.compile(source, target=GPUTarget(*target), options=options)
         assert made.metadata.shared < 2**15
+        if options:
+            first = made.asm["ptx"].index("griddepcontrol.wait")
+            assert "global" not in made.asm["ptx"][made.asm["ptx"].index("{") : first]
 
 
 def test_a_cpu_takes_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
