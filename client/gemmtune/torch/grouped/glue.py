@@ -22,12 +22,12 @@ TYPES = (torch.bfloat16, torch.float16)
 #: Whether Triton runs kernels by its interpreter, on the host's tensors.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
-#: What this Triton has to have: that of torch 2.9 and later.
+#: What this Triton has to have: programmatic dependent launch. Triton 3.6 has it.
 _NEEDED = "language", "extra", "cuda", "gdc.py"
 #: Sizes of the block of ids that one program compares, for calls of at most as many. More ids are routed by
 #: programs of experts, in tiles of _TILE ids.
 _FEW: tuple[int, ...] = (64, 256, 1024)
-_TILE = 2048
+_TILE = 4096
 #: Blocks of BLOCK columns of a program that handles rows; columns of one that sums few and many rows.
 _BLOCKS = 8
 _COLUMNS, _MANY_COLUMNS, _MANY = 256, 1024, 256
@@ -121,7 +121,7 @@ def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
                 IDS=size, **given,
             )  # fmt: skip
             return made
-        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=8, **how)
+        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=16, **how)
         kernels.gather[tokens, programs](x, place, _bytes(out, quantise), scales, columns, **given)
     return made
 

@@ -116,23 +116,27 @@ def route(ids, ends, place, count, experts, TILE: tl.constexpr, DEPENDENT: tl.co
     expert = tl.program_id(0)
     before = tl.zeros([TILE], tl.int32)
     mine = tl.zeros([TILE], tl.int32)
-    for start in range(0, count, TILE):
+    # Unrolled, so that several loads are under way at once.
+    for start in tl.range(0, count, TILE, loop_unroll_factor=4):
         at = start + tl.arange(0, TILE)
         every = _expert(ids, at, at < count, experts)
         before += (every < expert).to(tl.int32)
         mine += (every == expert).to(tl.int32)
     first = tl.sum(before, 0)
     tl.store(ends + expert, first + tl.sum(mine, 0))
-    for start in range(0, count, TILE):
-        at = start + tl.arange(0, TILE)
+    at = tl.arange(0, TILE)
+    following = _expert(ids, at, at < count, experts)
+    for _ in range(0, count, TILE):
         within = at < count
-        every = _expert(ids, at, within, experts)
+        every = following
+        following = _expert(ids, at + TILE, at + TILE < count, experts)  # loaded while ranks are counted
         found = (every == expert).to(tl.int32)
         rank = tl.cumsum(found, 0)
         tl.store(place + at, first + rank - 1, mask=within & (found == 1))
         if expert == 0:
             tl.store(place + at, -1, mask=within & (every == experts))
         first += tl.sum(found, 0)
+        at += TILE
 
 
 @triton.jit

@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, dict[str, Any]] = {
         "QUANTISE": True,
     },
     "route": {
-        "ids": "*i32", "ends": "*i32", "place": "*i32", "count": _I32, "experts": _I32, "TILE": 2048,
+        "ids": "*i32", "ends": "*i32", "place": "*i32", "count": _I32, "experts": _I32, "TILE": 4096,
     },
     "gather": {
         "x": "*fp16", "place": "*i32", "out": "*u8", "scales": _F32, "columns": _I32, "CHOSEN": 8,
