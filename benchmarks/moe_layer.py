@@ -1,88 +1,244 @@
-"""Whole layers of experts: gemmtune.torch.moe with tuned products, against vLLM's untuned kernel and torch.
+"""Whole layers of mixtures of experts: moe() by tuned rows, by vLLM's untuned configurations, and by torch's products.
 
-    python -m benchmarks.moe_layer --json OUT [--quick] [--models M ...] [--tokens N ...] [--routings R ...]
-        [--seconds S] [--minutes M] [--device cuda]
+    python -m benchmarks.moe_layer --json OUT [--quick] [--models qwen3-30b-a3b mixtral-8x7b] [--tokens 1 8 64 512 4096]
+        [--routings uniform skewed] [--seconds S] [--minutes M] [--device cuda|hip|cpu]
 
-For each case the layer's two grouped products are tuned, and what won is bundled; no service is needed. `--quick`:
-Qwen3-30B-A3B at 1, 8 and 64 tokens, uniform routing. `--minutes` begins no further case after that time. The exit code
-is 1 if a case failed.
+First both products of every layer are tuned with uniform routing, few tokens first, on one device that has all experts;
+`--minutes` begins no further product after 60% of that time, and no further layer after all of it. `--quick`: Qwen3-30B-A3B at 1, 8, 64
+and 512 tokens, uniform, one second of measuring for each product. On a CPU nothing is tuned, since no family of CPUs
+multiplies groups, and a small layer is called without a graph: that shows that the command works.
 
-Every row is one layer of bf16: rows sorted by expert and gathered, gate and up, SiLU, down, the weighted sum, in `tokens`
-tokens whose experts are distributed as `routing` says (backends/grouping.py). Ways, all by the same call: ours (by the
-tuned rows), torch_glue (by the same rows, with torch's operations between the products), fused_moe and fused_moe_newer (both
-products by triton-fused-moe as vLLM configures it untuned, of earlier and of newer releases) and torch (no table: torch's
-grouped products, where a graph can capture them). Each way's output is compared with fp32 mathematics before it is timed: `error` is the root mean square of
-the difference over that of the values, at most 0.01. `hits` is how many of the two products a row served: 2, and of
-ours 1 or 0 where torch's product won. Every way is one CUDA graph of `copies` calls with weights of their own, which no
-cache holds; the graphs are replayed one after another, `rounds` times. `us` are medians, and `over` the median of a way's time over ours in
-the same round; over_fused_moe is the lesser of both configurations'. On a CPU calls are timed without a graph.
+A row is a layer with its tokens and routing: routing and gathering rows, gate and up together, silu(gate) * up, down,
+and the weighted sum, in a CUDA graph, all in one process, with cold weights. Ways are the same function, gemmtune.torch.moe,
+and so have the same kernels between the products. `ours`: both products by the fastest kernels of the tuning that programs
+can launch, won or not. `vllm` and `vllm_newer`: both by the family triton-fused-moe in the configuration that vLLM runs
+without a file for the device, in earlier and in newer releases, with rows gathered before the first product, where vLLM
+gathers in it and sorts by two launches and sums by one. `torch`: both by torch._grouped_mm. `torch_steps`: the same with torch's operations
+between them. Rows that were tuned with uniform routing serve both routings. Each result is checked against float64 before it is timed;
+`errors` are shares of the reference's norm, and a way that is wrong, or whose rows did not run, is in `wrong` with the reason and has no
+time. `over_vllm` is the faster of the two vLLM's times over ours. `steps_us` has the steps between the products alone, in cache.
+`reading_us` is the time to read the weights of the experts that have rows, and what else the two products read and write, at the measured bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
-from backends.cache import BinaryCache
+from backends.environment import Environment
 from backends.errors import DeviceError, GemmtuneError
-from backends.grouping import NAMED, active_groups, counts_of
+from backends.grouping import NAMED
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
-from backends.problem import GemmProblem
+from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
+from backends.solution import Solution
 from benchmarks import grouped
-from benchmarks.client_quantised import measured
-from benchmarks.cuda_tuned import Tuned, kernel_cache, machine, say, tune
-from benchmarks.graph_time import Timer, graph_timer, host_timer, interleaved
+from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, say, tune
+from benchmarks.moe_calls import Size, Way, by_table, by_torchs_steps, made, steps_us, times
 from benchmarks.report import geometric_mean, write
+from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
 from tuners.policy import MeasurementPolicy
+from tuners.roofline import bound
 
+#: Small enough for a CPU.
+SMALL = "small"
+MODELS: dict[str, Size] = {
+    name: Size(*grouped.MODELS[name]) for name in ("qwen3-30b-a3b", "mixtral-8x7b")
+} | {SMALL: Size(8, 2, 256, 128)}
 TOKENS = (1, 8, 64, 512, 4096)
-QUICK: dict[str, Any] = {"models": ["qwen3-30b-a3b"], "tokens": [1, 8, 64], "routings": ["uniform"]}
-MODELS = ("qwen3-30b-a3b", "mixtral-8x7b")
-#: Bytes of weights that a graph reads at least, several times an L2; copies of a layer at least and at most.
-_READ, _LEAST, _MOST = 2**29, 2, 16
-_ROUNDS, _CPU_ROUNDS = 25, 3
-#: The largest error, over the values. Four roundings to bf16 are 0.004 together.
-_ERROR = 0.01
-#: Ways by vLLM's configurations, in the order of TritonFusedMoe.untuned().
-FUSED = ("fused_moe", "fused_moe_newer")
+QUICK_TOKENS = (1, 8, 64, 512)
+#: What is tried: kernels that a program can launch from a bundle.
+TRIED = ("grouped-ring", "grouped-wgmma", "grouped-tile", TritonFusedMoe.name)
+#: The share of the minutes after which nothing more is tuned.
+_TUNING_SHARE = 0.6
+#: The ways whose products are rows, by the bundle that has them.
+VLLM = ("vllm", "vllm_newer")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One layer of the list."""
+    """A row of the result."""
 
     model: str
     tokens: int
     routing: str
 
-    @property
-    def products(self) -> tuple[GemmProblem, GemmProblem]:
-        """Gate and up, and down."""
-        first, last = (
-            grouped.Case(self.model, layer, self.tokens, self.routing).problem for layer in grouped.LAYERS
-        )
-        return first, last
 
-    def words(self) -> dict[str, Any]:
-        """The case as a row has it."""
-        problem = self.products[0]
-        counts = counts_of(problem)
-        return {**vars(self), "active": active_groups(problem), "most_rows": int(counts.max())}
+def problems(model: str, tokens: int, routing: str = "uniform") -> tuple[GemmProblem, GemmProblem]:
+    """Gate and up together, and down."""
+    size = MODELS[model]
+    made_of = partial(from_linear, groups=size.experts, routing=routing)
+    rows = tokens * size.top
+    return made_of(rows, 2 * size.inter, size.hidden, "bf16"), made_of(rows, size.hidden, size.inter, "bf16")
+
+
+# ---- rows of the ways ----------------------------------------------------------------------------
+
+
+def fastest(tuned: Tuned) -> tuple[Solution, float] | None:
+    """The fastest kernel of a tuning that a program can launch from a bundle, and its seconds: the verdict's of that
+    target whatever it is, and without a verdict the screening's. None if none was verified."""
+    known = {one.solution.id: one.solution for _, one in tuned.screened}
+    known |= {name: one.solution for name, one in tuned.finals.items()}
+    verdict = tuned.session.verdict
+    target = None if verdict is None else verdict.targets.get("bundle")
+    if target is not None:
+        return known[target.solution], target.seconds
+    seen = [one for one in tuned.timed() if one.solution.family in TRIED]
+    if not seen:
+        return None
+    best = min(seen, key=lambda one: median(one.samples))
+    return best.solution, median(best.samples)
+
+
+def untuned(p: GemmProblem, tokens: int, environment: Environment) -> tuple[Solution, Solution]:
+    """What vLLM runs for a product of a layer without a file, in earlier and in newer releases."""
+    family = FAMILIES[TritonFusedMoe.name]
+    assert isinstance(family, TritonFusedMoe)
+    return family.untuned(tokens, p.groups, environment)
+
+
+def as_row(p: GemmProblem, solution: Solution, seconds: float, environment: Environment) -> Measured:
+    """A row that the client serves. Bundles have rows that won alone; those of this benchmark are read by it alone."""
+    said = {
+        "judgement": "WIN", "seconds": seconds, "baseline_seconds": seconds, "baseline": "torch",
+        "baseline_family": "torch-grouped", "speedup": [1.0, 1.0, 1.0], "rounds": 1, "session": None,
+        "decided_at": None,
+    }  # fmt: skip
+    return Measured(p, solution, environment, said)
+
+
+def tables(folder: Path, environment: Environment, rows: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
+    """The ways' tables, of rows compiled for the device; a way without rows has none."""
+    import gemmtune  # noqa: PLC0415
+
+    policy, device, out = MeasurementPolicy.of(environment.vendor), environment.device_class, {}
+    for name, of_way in rows.items():
+        with BundleBuilder(device, policy.id, policy.to_dict()) as builder:
+            for one in of_way:
+                try:
+                    builder.add(describe_row(one, device.arch, kernel_cache()))
+                except GemmtuneError as error:  # of one row: its layer says that no row ran
+                    say(f"{name} {one.problem.slug}: no row; {type(error).__name__}: {error}")
+            if len(builder):
+                builder.write(folder / f"{name}.gtb")
+                out[name] = gemmtune.load(folder / f"{name}.gtb")
+    return out
+
+
+def tune_all(
+    found: FoundDevice, layers: Sequence[tuple[str, int]], seconds: float, until: Callable[[float], bool]
+) -> tuple[list[dict[str, Any]], dict[str, list[Measured]], Ceilings | None]:
+    """Tunes both products of layers. What was found, for the document; the rows of the ways; and the ceilings."""
+    said: list[dict[str, Any]] = []
+    rows: dict[str, list[Measured]] = {name: [] for name in ("ours", *VLLM)}
+    with DeviceClient(found, kernel_cache()) as runner:
+        environment, ceilings = runner.environment, ceilings_of(runner, ["bf16"])
+        for model, tokens in layers:
+            for name, p in zip(grouped.LAYERS, problems(model, tokens), strict=True):
+                if until(_TUNING_SHARE):
+                    say(f"no time to tune {model} {name} at {tokens} tokens")
+                    continue
+                one = {"model": model, "layer": name, "tokens": tokens, "problem": p.id}
+                try:
+                    best, judgement = _tuned(runner, p, seconds)
+                except DeviceError:
+                    raise
+                except GemmtuneError as error:  # of one product: the others go on
+                    said.append({**one, "error": f"{type(error).__name__}: {error}"})
+                    say(f"{one}: {said[-1]['error']}")
+                    continue
+                for way, solution in zip(VLLM, untuned(p, tokens, environment), strict=True):
+                    rows[way].append(as_row(p, solution, 1.0, environment))
+                if best is not None:
+                    solution, took = best
+                    rows["ours"].append(as_row(p, solution, took, environment))
+                    one |= {"family": solution.family, "parameters": dict(solution.parameters),
+                            "build": solution.build, "us": took * 1e6, "judgement": judgement}  # fmt: skip
+                said.append(one)
+                say(f"{one}")
+    return said, rows, ceilings
+
+
+def _tuned(runner: DeviceClient, p: GemmProblem, seconds: float) -> tuple[tuple[Solution, float] | None, str]:
+    """The fastest kernel, and the verdict's word, or why there is none."""
+    seen: list[Tuned] = []
+
+    def never(tuned: Tuned, _: float) -> bool:
+        seen[:] = [tuned]
+        return False
+
+    try:
+        tuned = tune(runner, p, seconds, stop=never, families=TRIED)
+    except DeviceError:
+        raise
+    except GemmtuneError as error:
+        if not seen:
+            raise
+        return fastest(seen[0]), f"none: {error}"
+    verdict = tuned.session.verdict
+    return fastest(tuned), "none" if verdict is None else verdict.judgement.value
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
+    """Times over ours; of vLLM's two the faster."""
+    ours, vllm = us.get("ours"), [us[name] for name in VLLM if name in us]
+    others = {"vllm": min(vllm, default=None), "torch": us.get("torch"), "torch_steps": us.get("torch_steps")}
+    return {f"over_{name}": one / ours if ours and one else None for name, one in others.items()}
+
+
+def reading_us(case: Case, ceilings: Ceilings | None) -> float | None:
+    """Microseconds to read and write what both products do."""
+    if ceilings is None:
+        return None
+    every = problems(case.model, case.tokens, case.routing)
+    return sum(bound(p, ceilings).memory_seconds for p in every) * 1e6
+
+
+def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """A row but for the bound."""
+    layer = made(torch, MODELS[case.model], case.tokens, case.routing, device)
+    ways: dict[str, tuple[Way, bool]] = {
+        name: (partial(by_table, table), True) for name, table in loaded.items()
+    }
+    ways |= {"torch": (nullcontext, False), "torch_steps": (by_torchs_steps, False)}
+    us, errors, wrong = times(torch, device, layer, ways)
+    active = len(layer.ids.unique())
+    return {
+        **asdict(case), "active": active, "us": us, **ratios(us), "errors": errors, "wrong": wrong,
+        "steps_us": steps_us(torch, device, layer),
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric means and the least of each ratio, for each model, over all tokens and for each number."""
+    out = []
+    for model, tokens in product(MODELS, (None, *TOKENS)):
+        mine = [one for one in rows if one["model"] == model and tokens in (None, one["tokens"])]
+        if not mine:
+            continue
+        means: dict[str, Any] = {"model": model, "tokens": tokens, "rows": len(mine)}
+        for name in ("over_vllm", "over_torch", "over_torch_steps"):
+            values = [one[name] for one in mine if one.get(name)]
+            means[name] = geometric_mean(values) if values else None
+            means[f"least_{name}"] = min(values) if values else None
+        out.append(means)
+    return out
 
 
 def cases(models: Sequence[str], tokens: Sequence[int], routings: Sequence[str]) -> Iterator[Case]:
@@ -91,285 +247,87 @@ def cases(models: Sequence[str], tokens: Sequence[int], routings: Sequence[str])
         yield Case(model, count, routing)
 
 
-def copies(case: Case) -> int:
-    """Copies of the layer's weights, so that what a graph reads fits no cache."""
-    read = sum(2 * active_groups(p) * p.m * p.k for p in case.products)
-    return max(_LEAST, min(_MOST, -(-_READ // read)))
+def measure(options: argparse.Namespace) -> None:
+    """Measures every case, and writes the rows after each."""
+    import torch  # noqa: PLC0415  (optional)
 
+    started = time.monotonic()
 
-def ids_of(case: Case) -> list[list[int]]:
-    """The experts of each token, whose rows are distributed as the routing says. An expert's rows are of
-    different tokens where it has at most as many."""
-    top = grouped.MODELS[case.model][1]
-    every = [expert for expert, count in enumerate(counts_of(case.products[0])) for _ in range(count)]
-    return [every[token :: case.tokens][:top] for token in range(case.tokens)]
+    def until(share: float) -> bool:
+        return options.minutes is not None and time.monotonic() - started > 60 * options.minutes * share
 
-
-# ---- tables --------------------------------------------------------------------------------------
-
-
-def fused_rows(tuned: Tuned, case: Case) -> dict[str, Measured]:
-    """Way -> the product by vLLM's untuned configuration. The verdict is that of the tuning's winner, since
-    a bundle has rows that won alone: nothing here reads it."""
-    family, environment = FAMILIES["triton-fused-moe"], tuned.session.runner.environment
-    assert isinstance(family, TritonFusedMoe)
-    verdict, problem = tuned.verdict, tuned.session.problem
-    said = {
-        "judgement": "WIN", "seconds": verdict.seconds, "baseline_seconds": verdict.baseline_seconds,
-        "baseline": "torch, grouped_mm", "baseline_family": "torch-grouped", "speedup": [1.0, 1.0, None],
-        "rounds": verdict.rounds, "session": None, "decided_at": None,
-    }  # fmt: skip
-    chosen = family.untuned(case.tokens, problem.groups, environment)
-    return {
-        way: Measured(problem, solution, environment, said)
-        for way, solution in zip(FUSED, chosen, strict=True)
-        if family.illegal(problem, solution, environment) is None
-    }
-
-
-def write_bundles(
-    found: FoundDevice, case: Case, seconds: float, folder: Path, cache: BinaryCache
-) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Tunes both products; way -> its bundle, and what was found."""
-    policy, device = MeasurementPolicy.of(found.environment.vendor), found.environment.device_class
-    rows: dict[str, list[Measured]] = {"ours": [], **{way: [] for way in FUSED}}
-    told: dict[str, Any] = {}
-    with DeviceClient(found, cache) as runner:
-        for layer, problem in zip(grouped.LAYERS, case.products, strict=True):
-            tuned = tune(runner, problem, seconds)
-            best = measured(tuned)
-            told[layer] = {
-                "verdict": tuned.verdict.judgement.value, "reason": tuned.verdict.reason,
-                "us": tuned.verdict.seconds * 1e6,
-                "family": None if best is None else best.solution.family,
-                "parameters": None if best is None else dict(best.solution.parameters),
-            }  # fmt: skip
-            if best is not None:
-                rows["ours"].append(best)
-            if found.environment.vendor != "cpu":  # Triton compiles for GPUs alone
-                for way, one in fused_rows(tuned, case).items():
-                    rows[way].append(one)
-    bundles = {}
-    for way, held in rows.items():
-        if not held:
-            continue
-        with BundleBuilder(device, policy.id, policy.to_dict()) as builder:
-            for one in held:
-                builder.add(describe_row(one, device.arch, cache))
-            bundles[way] = folder / f"{way}.gtb"
-            builder.write(bundles[way])
-    return bundles, told
-
-
-# ---- layers --------------------------------------------------------------------------------------
-
-
-def operands(torch: Any, case: Case, device: Any) -> tuple[Any, Any, Any, list[tuple[Any, Any]]]:
-    """x, weights, ids, and copies of both experts' weights."""
-    _, top, hidden, inner = grouped.MODELS[case.model]
-    experts = case.products[0].groups
-    torch.manual_seed(0)
-
-    def of(*shape: int) -> Any:
-        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
-
-    x = of(case.tokens, hidden)
-    weights = torch.rand(case.tokens, top, device=device).softmax(-1)
-    made = [
-        (of(experts, 2 * inner, hidden).mul_(hidden**-0.5), of(experts, hidden, inner).mul_(inner**-0.5))
-        for _ in range(copies(case))
-    ]
-    return x, weights, torch.tensor(ids_of(case), device=device), made
-
-
-def exact(torch: Any, x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
-    """The layer in fp32, expert by expert."""
-    out = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
-    for expert in range(gate_up.shape[0]):
-        tokens, places = torch.where(ids == expert)
-        if len(tokens):
-            gate, up = (x[tokens].float() @ gate_up[expert].float().t()).chunk(2, dim=-1)
-            found = (torch.nn.functional.silu(gate) * up) @ down[expert].float().t()
-            out.index_add_(0, tokens, found * weights[tokens, places, None])
-    return out
-
-
-def distance(found: Any, expected: Any) -> float:
-    """The root mean square of a difference over that of the values; not a number if a value is none."""
-    return float((found.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-
-
-def layer_row(torch: Any, case: Case, bundles: Mapping[str, Path], device: Any) -> dict[str, Any]:
-    """Checks and times every way. Raises GemmtuneError for one that is wrong, or whose rows are not used."""
-    import gemmtune.torch  # noqa: PLC0415  (torch is optional)
-
-    x, weights, ids, made = operands(torch, case, device)
-    expected = exact(torch, x, *made[0], weights, ids)
-    tables = {way: gemmtune.load(path) for way, path in bundles.items()}
-    ways = {"ours": tables.get("ours"), "torch_glue": tables.get("ours"), "torch": None}
-    ways |= {way: tables[way] for way in FUSED if way in tables}
-    if device.type == "cuda" and not captured(torch, device):
-        del ways["torch"]
-        if tables.get("ours") is None or len(tables["ours"].rows) < 2:
-            raise GemmtuneError(
-                "ours has no rows for both products, and torch's grouped product, which would compute the "
-                "others, waits for the host on this device: no graph captures it"
-            )
-    timers: dict[str, Timer] = {}
-    errors, hits = dict[str, float](), dict[str, int]()
-    with torch.no_grad(), ExitStack() as held:
-        for way, table in ways.items():
-            calls = [_call(gemmtune.torch.moe, x, one, weights, ids) for one in made]
-            with _glue(way == "torch_glue"), nullcontext() if table is None else _enabled(table, held):
-                with gemmtune.torch.report() as count:
-                    errors[way] = distance(calls[0](), expected)
-                hits[way] = count.report().hits
-                _refuse(way, errors[way], hits[way], None if table is None else len(table.rows))
-                # What is captured must be compiled and loaded: the calls differ in addresses alone.
-                timers[way] = graph_timer(torch, calls) if device.type == "cuda" else host_timer(calls)
-        rounds = _ROUNDS if device.type == "cuda" else _CPU_ROUNDS
-        for timer in timers.values():
-            timer()
-        times = interleaved(timers, rounds)
-    return {"copies": len(made), "rounds": rounds, "hits": hits, "error": errors, **figures(times)}
-
-
-def captured(torch: Any, device: Any) -> bool:
-    """Whether a graph can capture torch._grouped_mm in bf16: elsewhere it copies the ends to the host."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-def _call(moe: Callable[..., Any], x: Any, one: tuple[Any, Any], weights: Any, ids: Any) -> Callable[[], Any]:
-    return lambda: moe(x, *one, weights, ids)
-
-
-def _enabled(table: Any, held: ExitStack) -> AbstractContextManager[Any]:
-    """The table in use, its kernels loaded. `held` keeps the kernels that a graph has captured."""
-    import gemmtune.torch  # noqa: PLC0415
-
-    enabled = gemmtune.torch.enable(table)
-    enabled.load()
-    held.callback(lambda: enabled)
-    return enabled
-
-
-def _glue(by_torch: bool) -> AbstractContextManager[Any]:
-    from gemmtune.torch.grouped import glue  # noqa: PLC0415
-
-    return patch.object(glue, "TRITON", False) if by_torch else nullcontext()
-
-
-def _refuse(way: str, error: float, hits: int, rows: int | None) -> None:
-    if not error <= _ERROR:
-        raise GemmtuneError(f"{way}: the layer is off by {error:.3g} of its values; {_ERROR} is allowed")
-    if hits != (rows or 0):
-        raise GemmtuneError(f"{way}: {hits} of the bundle's {rows} products ran by its rows")
-
-
-def figures(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Medians, and each way's time over ours."""
-    ours = times["ours"]
-    over = {
-        way: median(theirs / own for theirs, own in zip(taken, ours, strict=True))
-        for way, taken in times.items()
-        if way != "ours"
-    }
-    return {
-        "us": {way: median(taken) for way, taken in times.items()}, "over": over,
-        "over_fused_moe": min((over[way] for way in FUSED if way in over), default=None),
-    }  # fmt: skip
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means of the ratios for each number of tokens."""
-    out = []
-    for tokens in sorted({one["tokens"] for one in rows}):
-        mine = [one for one in rows if one["tokens"] == tokens and "error_type" not in one]
-        if not mine:
-            continue
-        means: dict[str, Any] = {"tokens": tokens, "rows": len(mine)}
-        for name, values in (
-            ("over_fused_moe", [one["over_fused_moe"] for one in mine]),
-            ("over_torch", [one["over"].get("torch") for one in mine]),
-            ("over_torch_glue", [one["over"]["torch_glue"] for one in mine]),
-        ):
-            known = [value for value in values if value is not None]
-            means[name] = geometric_mean(known) if known else None
-            means[f"least_{name}"] = min(known, default=None)
-        out.append(means)
-    return out
-
-
-# ---- the command ---------------------------------------------------------------------------------
-
-
-def measure(options: argparse.Namespace) -> int:
-    """Measures every case and writes the rows after each; the exit code."""
-    import torch  # noqa: PLC0415
-
-    started, cache = time.monotonic(), kernel_cache()
     found = machine(options.device, 1)[0]
-    device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", found.index)
     wanted = list(cases(options.models, options.tokens, options.routings))
+    layers = list(dict.fromkeys((case.model, case.tokens) for case in wanted))
+    device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", found.index)
+    said: list[dict[str, Any]] = []
+    of_ways: dict[str, list[Measured]] = {}
+    ceilings = None
+    if options.device != "cpu":
+        said, of_ways, ceilings = tune_all(found, layers, options.seconds, until)
     rows: list[dict[str, Any]] = []
-    for case in wanted:
-        if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
-            say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} cases")
-            break
-        one = case.words()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                bundles, told = write_bundles(found, case, options.seconds, Path(folder), cache)
-                one |= {"products": told}
-                one |= layer_row(torch, case, bundles, device)
-            except DeviceError:
-                raise
-            except Exception as error:  # of one layer, also torch's or the client's: the others go on
-                one |= {"message": str(error), "error_type": type(error).__name__}
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # the next tuning's process needs the memory
-        rows.append(one)
-        say(_line(one))
-        write(
-            options.json.stem, found.environment,
-            {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": options.seconds,
-             "rows_wanted": len(wanted), "complete": len(rows) == len(wanted), "summary": summary(rows), "rows": rows},
-            options.json.parent,
-        )  # fmt: skip
-    return 1 if any("error_type" in one for one in rows) else 0
+    with tempfile.TemporaryDirectory(prefix="gemmtune-moe-") as folder, torch.no_grad():
+        loaded = tables(Path(folder), found.environment, of_ways)
+        for case in wanted:
+            if until(1.0):
+                say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
+                break
+            rows.append({
+                **measured(torch, device, case, loaded), "reading_us": reading_us(case, ceilings)
+            })  # fmt: skip
+            say(_line(rows[-1]))
+            _write(options, found, rows, said, len(wanted))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _line(one: Mapping[str, Any]) -> str:
-    name = f"{one['model']} {one['tokens']} {one['routing']}"
-    if "error_type" in one:
-        return f"{name}: {one['error_type']}: {one['message']}"
-    taken = ", ".join(f"{way} {us:.1f}" for way, us in one["us"].items())
-    over = "".join(f", {value:.3f}x over {way}" for way, value in one["over"].items())
-    return f"{name}: us {taken}{over}"
+    figures = ", ".join(f"{name} {value:.1f} us" for name, value in one["us"].items())
+    over = ", ".join(f"{name} {one[name]:.3f}x" for name in ratios({}) if one[name])
+    wrong = "".join(f"; {name}: {why}" for name, why in one["wrong"].items())
+    return f"{one['model']} {one['tokens']} {one['routing']}: {figures}; {over}{wrong}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+def _write(
+    options: argparse.Namespace, found: FoundDevice, rows: Sequence[Any], said: Sequence[Any], wanted: int
+) -> None:
+    what = "\n\n".join((__doc__ or "").split("\n\n")[2:]).strip()
+    figures = {"what": what, "seconds": options.seconds, "rows_wanted": wanted, "complete": len(rows) == wanted,
+               "summary": summary(rows), "tuned": said, "rows": rows}  # fmt: skip
+    write(options.json.stem, found.environment, figures, options.json.parent)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's options, with what --quick and a CPU stand for."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.moe_layer", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--quick", action="store_true", help="Qwen3-30B-A3B at few tokens, uniform")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="+", type=int)
+    parser.add_argument("--routings", nargs="+", choices=list(NAMED))
     parser.add_argument(
-        "--quick", action="store_true", help="Qwen3-30B-A3B, 1, 8 and 64 tokens, uniform routing"
+        "--seconds", type=float, help="of measuring, for each product (default: 3, --quick: 1)"
     )
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(grouped.MODELS))
-    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
-    parser.add_argument("--routings", nargs="+", default=list(NAMED), choices=list(NAMED))
-    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
-    parser.add_argument("--minutes", type=float, help="begin no further case after this time")
+    parser.add_argument("--minutes", type=float, help="begin no further layer after this time")
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
-    options = parser.parse_args(arguments)
-    if options.quick:
-        vars(options).update(QUICK)
-    return measure(options)
+    found = parser.parse_args(arguments)
+    quick = found.quick
+    large = [name for name in MODELS if name != SMALL]
+    if found.models is None:
+        found.models = [SMALL] if found.device == "cpu" else large[:1] if quick else large
+    found.tokens = found.tokens or list(QUICK_TOKENS if quick else TOKENS)
+    found.routings = found.routings or list(NAMED[:1] if quick else NAMED)
+    found.seconds = found.seconds or (1.0 if quick else 3.0)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    measure(parsed(arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,175 +1,119 @@
-"""The benchmark of whole layers of experts: its cases, the bundles that it writes, a run on emulated
-kernels."""
+"""benchmarks/moe_layer.py: its cases and figures, the reference, and a run on a CPU."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import replace
-from math import inf
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
-from backends.cache import BinaryCache
-from backends.errors import GemmtuneError
-from backends.grouping import counts_of
-from backends.kernel_checks.candidates import environment_of
-from backends.packages.bundle import BundleBuilder, describe_row
-from backends.toolchains.triton import missing
-from benchmarks import grouped, moe_layer
-from benchmarks.graph_time import interleaved
-from benchmarks.moe_layer import FUSED, Case
-from tuners.decide import Judgement
+from backends.environment import Environment
+from backends.outcome import Status
+from backends.solution import Solution
+from benchmarks import moe_calls, moe_layer
+from benchmarks.cuda_tuned import Tuned
+from benchmarks.moe_calls import Size, Way, error, made, reference, routed, times
+from benchmarks.moe_layer import MODELS, cases, fastest, parsed, problems, ratios, summary, untuned
 
-#: Experts, of a token, hidden, intermediate.
-TINY = (4, 2, 64, 32)
+CPU = torch.device("cpu")
+H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"triton": "3.6.0"})
 
 
-def test_cases_have_few_tokens_first() -> None:
-    found = list(moe_layer.cases(moe_layer.MODELS, (1, 8), ("uniform", "skewed")))
-    assert len(found) == len(set(found)) == 8
-    assert [one.tokens for one in found] == sorted(one.tokens for one in found)
-    first, last = Case("qwen3-30b-a3b", 8, "uniform").products
-    assert [(p.groups, p.n, p.m, p.k) for p in (first, last)] == [(128, 64, 1536, 2048), (128, 64, 2048, 768)]
+def test_quick_and_a_cpu_choose_the_layers() -> None:
+    every = parsed(["--json", "out.json"])
+    assert (every.models, every.tokens) == (["qwen3-30b-a3b", "mixtral-8x7b"], [1, 8, 64, 512, 4096])
+    assert (every.routings, every.seconds) == (["uniform", "skewed"], 3.0)
+    quick = parsed(["--json", "out.json", "--quick", "--seconds", "2"])
+    assert (quick.models, quick.routings, quick.seconds) == (["qwen3-30b-a3b"], ["uniform"], 2.0)
+    assert parsed(["--json", "out.json", "--device", "cpu"]).models == ["small"]
+    assert [one.tokens for one in cases(every.models, (1, 8), every.routings)] == [1] * 4 + [8] * 4
 
 
-@pytest.mark.parametrize("routing", ["uniform", "skewed"])
-@pytest.mark.parametrize("tokens", [1, 8, 64, 512])
-def test_tokens_have_the_experts_of_the_routing(tokens: int, routing: str) -> None:
-    case = Case("qwen3-30b-a3b", tokens, routing)
-    ids = moe_layer.ids_of(case)
-    assert [len(one) for one in ids] == [8] * tokens
-    counts = counts_of(case.products[0])
-    assert Counter(expert for one in ids for expert in one) == {
-        expert: int(count) for expert, count in enumerate(counts) if count
-    }
-    if counts.max() <= tokens:
-        assert all(len(set(one)) == 8 for one in ids)
+def test_products_of_a_layer() -> None:
+    gate_up, down = problems("qwen3-30b-a3b", 8)
+    assert (gate_up.n, gate_up.m, gate_up.k, gate_up.groups) == (64, 1536, 2048, 128)
+    assert (down.n, down.m, down.k, down.routing) == (64, 2048, 768, "uniform")
 
 
-def test_what_a_graph_reads_fits_no_cache() -> None:
-    for model in moe_layer.MODELS:
-        for tokens in moe_layer.TOKENS:
-            case = Case(model, tokens, "uniform")
-            active = sum(2 * int((counts_of(p) > 0).sum()) * p.m * p.k for p in case.products)
-            assert moe_layer.copies(case) * active >= 2**29
-            held = sum(2 * p.groups * p.m * p.k for p in case.products)
-            assert moe_layer.copies(case) * held < 2**34, "16 GiB"
+def test_vllms_configurations_are_those_of_the_tokens() -> None:
+    p = problems("qwen3-30b-a3b", 64)[0]
+    older, newer = (dict(one.parameters) for one in untuned(p, 64, H100))
+    assert (older["BLOCK_SIZE_M"], older["BLOCK_SIZE_N"], older["BLOCK_SIZE_K"]) == (16, 32, 64)
+    assert (newer["BLOCK_SIZE_M"], newer["BLOCK_SIZE_K"]) == (32, 128)
 
 
-def test_rounds_begin_with_each_way_in_turn() -> None:
-    called: list[str] = []
-
-    def timer(name: str, us: float) -> Any:
-        def once() -> float:
-            called.append(name)
-            return us
-
-        return once
-
-    times = interleaved({"ours": timer("ours", 2.0), "torch": timer("torch", 3.0)}, 3)
-    assert times == {"ours": [2.0] * 3, "torch": [3.0] * 3}
-    assert called == ["ours", "torch", "torch", "ours", "ours", "torch"]
+def test_tokens_have_distinct_experts_of_the_popularity() -> None:
+    size = Size(16, 4, 64, 32)
+    counts = {}
+    for routing in ("uniform", "skewed"):
+        ids = routed(torch, size, 500, routing, CPU)
+        assert all(len(set(row)) == 4 for row in ids.tolist())
+        counts[routing] = torch.bincount(ids.reshape(-1), minlength=16).tolist()
+    assert min(counts["uniform"]) > 0.7 * 500 * 4 / 16
+    assert counts["skewed"][-1] > 4 * counts["skewed"][0] > 0
 
 
-def test_ratios_are_of_the_same_round() -> None:
-    found = moe_layer.figures(
-        {
-            "ours": [1.0, 2.0, 4.0],
-            "torch": [2.0, 4.0, 8.0],
-            FUSED[0]: [3.0, 3.0, 3.0],
-            FUSED[1]: [2.0, 2.0, 2.0],
-        }
+def test_a_way_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = made(torch, Size(4, 2, 64, 32), 5, "uniform", CPU)
+    (call, *_) = moe_calls.calls(layer)
+    assert error(call(), reference(torch, layer)) < moe_calls.TOLERANCE
+
+    def doubled(layer: Any) -> list[Callable[[], Any]]:
+        return [lambda: 2 * call()]
+
+    ways: dict[str, tuple[Way, bool]] = {"torch": (nullcontext, False), "rows": (nullcontext, True)}
+    us, errors, wrong = times(torch, CPU, layer, ways)
+    assert set(us) == {"torch"}
+    assert wrong == {"rows": "rows ran 0 of the two products"}
+    monkeypatch.setattr(moe_calls, "calls", doubled)
+    us, errors, wrong = times(torch, CPU, layer, ways)
+    assert (us, round(errors["torch"], 1)) == ({}, 1.0)
+    assert wrong["torch"].startswith("the result is off by")
+
+
+def test_the_fastest_kernel_is_the_verdicts_or_the_screenings() -> None:
+    def outcome(family: str, seconds: float) -> Any:
+        return SimpleNamespace(
+            solution=Solution(family, 1, {}, None), samples=[seconds], status=Status.OK
+        )  # fmt: skip
+
+    ring, other = outcome("grouped-ring", 2e-5), outcome("torch-grouped", 1e-5)
+    session = SimpleNamespace(verdict=None)
+    tuned = Tuned(cast("Any", session), [(0.0, other), (0.1, ring)])
+    assert fastest(tuned) == (ring.solution, 2e-5)
+    assert fastest(Tuned(cast("Any", session), [(0.0, other)])) is None
+    session.verdict = SimpleNamespace(
+        targets={"bundle": SimpleNamespace(solution=ring.solution.id, seconds=3e-5)}
     )
-    assert found["us"] == {"ours": 2.0, "torch": 4.0, FUSED[0]: 3.0, FUSED[1]: 2.0}
-    assert found["over"] == {"torch": 2.0, FUSED[0]: 1.5, FUSED[1]: 1.0}
-    assert found["over_fused_moe"] == 1.0
-    assert moe_layer.figures({"ours": [1.0], "torch": [1.0]})["over_fused_moe"] is None
+    assert fastest(tuned) == (ring.solution, 3e-5)
 
 
-def test_means_are_of_each_number_of_tokens() -> None:
-    def row(tokens: int, fused: float | None) -> dict[str, Any]:
-        return {"tokens": tokens, "over_fused_moe": fused, "over": {"torch": 2.0, "torch_glue": 1.0}}
-
-    rows = [row(8, 1.0), row(8, 4.0), row(1, None), {"tokens": 8, "error_type": "Broken", "message": ""}]
-    few, many = moe_layer.summary(rows)
-    assert (few["tokens"], few["rows"], few["over_fused_moe"], few["least_over_fused_moe"]) == (
-        1,
-        1,
-        None,
-        None,
-    )
-    assert (many["tokens"], many["rows"], many["least_over_fused_moe"]) == (8, 2, 1.0)
-    assert (many["over_fused_moe"], many["over_torch"]) == (pytest.approx(2.0), pytest.approx(2.0))
+def test_ratios_are_over_ours() -> None:
+    us = {"ours": 10.0, "vllm": 15.0, "vllm_newer": 13.0, "torch": 20.0, "torch_steps": 30.0}
+    assert ratios(us) == {"over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0}
+    assert set(ratios({"torch": 20.0}).values()) == {None}
+    row = {"model": "mixtral-8x7b", "tokens": 8, **ratios(us)}
+    found = summary([row, {**row, "tokens": 1, "over_vllm": None}])
+    assert [(one["model"], one["tokens"], one["rows"]) for one in found] == [
+        ("mixtral-8x7b", None, 2), ("mixtral-8x7b", 1, 1), ("mixtral-8x7b", 8, 1),
+    ]  # fmt: skip
+    assert (found[0]["least_over_vllm"], found[1]["over_vllm"]) == (1.3, None)
 
 
-@pytest.mark.parametrize(
-    ("error", "hits", "rows", "words"),
-    [(0.02, 2, 2, "off by 0.02"), (float("nan"), 2, 2, "off by nan"), (0.004, 1, 2, "1 of the bundle's 2")],
-)
-def test_what_is_wrong_or_not_used_is_not_timed(error: float, hits: int, rows: int, words: str) -> None:
-    with pytest.raises(GemmtuneError, match=words):
-        moe_layer._refuse("ours", error, hits, rows)
-    moe_layer._refuse("ours", 0.004, 2, 2)
-    moe_layer._refuse("torch", 0.004, 0, None)
-
-
-@pytest.mark.compiler
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_vllms_configurations_are_rows_that_the_client_reads(tmp_path: Path, cache: BinaryCache) -> None:
-    gemmtune = pytest.importorskip("gemmtune")
-    place = replace(environment_of("sm_90"), libraries={"triton": "3.6.0", "torch": "2.11.0"})
-    case = Case("qwen3-30b-a3b", 8, "uniform")
-    verdict = SimpleNamespace(
-        judgement=Judgement.TIE, seconds=1e-5, baseline_seconds=1.1e-5, rounds=9, speedup=(1.0, 1.1, inf)
-    )
-    session = SimpleNamespace(problem=case.products[0], runner=SimpleNamespace(environment=place))
-    tuned: Any = SimpleNamespace(verdict=verdict, session=session)
-    rows = moe_layer.fused_rows(tuned, case)
-    assert list(rows) == list(FUSED)
-    assert [one.solution.parameters["BLOCK_SIZE_N"] for one in rows.values()] == [32, 64]
-    with BundleBuilder(place.device_class, "policy", {}) as builder:
-        builder.add(describe_row(rows["fused_moe"], "sm_90", cache))
-        builder.write(tmp_path / "one.gtb")
-    (row,) = gemmtune.load(tmp_path / "one.gtb").rows
-    assert (row.problem_id, row.verdict.baseline_family) == (case.products[0].id, "torch-grouped")
-
-
-@pytest.mark.torch
-@pytest.mark.compiler
-def test_a_run_on_a_cpu(
-    tmp_path: Path, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_it_runs_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By rows of emulated kernels. The second call has other sizes than its bundle's rows."""
-    pytest.importorskip("torch")
-    from tests.client.torch.quantised.emulated import write
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(grouped.MODELS, "tiny", TINY)
-    products = Case("tiny", 3, "uniform").products
-    rows = [(p, "grouped-ring") for p in products]
-    bundles = dict.fromkeys(
-        ("ours", "fused_moe"), write(tmp_path / "rows.gtb", rows, cache, default="torch-grouped")
-    )
-    told = {"gate_up": {"verdict": "WIN"}, "down": {"verdict": "WIN"}}
-    monkeypatch.setattr(moe_layer, "write_bundles", lambda *_: (bundles, told))
-    out = tmp_path / "found.json"
-    given = ["--json", str(out), "--device", "cpu", "--models", "tiny", "--routings", "uniform", "--tokens"]
-    assert moe_layer.main([*given, "3"]) == 0
-    found = json.loads(out.read_text())
-    (row,) = found["rows"]
-    assert (found["complete"], row["copies"], row["products"]) == (True, 16, told)
-    assert row["hits"] == {"ours": 2, "torch_glue": 2, "torch": 0, "fused_moe": 2}
-    assert set(row["us"]) == set(row["hits"])
-    assert set(row["over"]) == {"torch_glue", "torch", "fused_moe"}
-    assert max(row["error"].values()) < 0.01
-    assert "tiny 3 uniform: us ours" in capsys.readouterr().err
-
-    assert moe_layer.main([*given, "200"]) == 1
-    (row,) = json.loads(out.read_text())["rows"]
-    assert row["message"] == "ours: 0 of the bundle's 2 products ran by its rows"
-    assert moe_layer.main([*given, "3", "--minutes", "-1"]) == 0
-    assert "stopped after -1.0 minutes with 0 of 1 cases" in capsys.readouterr().err
+    monkeypatch.setitem(MODELS, "small", Size(4, 2, 64, 32))
+    out = str(tmp_path / "out.json")
+    moe_layer.main(["--json", out, "--device", "cpu", "--tokens", "1", "3", "--routings", "skewed"])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["complete"], len(found["rows"]), found["tuned"]) == (True, 2, [])
+    assert [(one["tokens"], one["routing"]) for one in found["rows"]] == [(1, "skewed"), (3, "skewed")]
+    assert all(set(one["us"]) == {"torch", "torch_steps"} and not one["wrong"] for one in found["rows"])
+    assert found["what"].startswith("First both products")
+    assert "written:" in capsys.readouterr().out

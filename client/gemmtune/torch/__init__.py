@@ -2,7 +2,7 @@
 
     table = gemmtune.load("bundle.gtb")
     with gemmtune.torch.apply(model, table): ...       the model's nn.Linear modules
-    with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm, _scaled_mm, _grouped_mm
+    with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm, _scaled_mm, grouped calls
     with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
     gemmtune.torch.grouped_mm(x, weight, offs)         rows of groups by the groups' weights
     gemmtune.torch.scaled_grouped_mm(x, weight, scale_x, scale_w, offs)

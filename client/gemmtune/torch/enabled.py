@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Enabled(Handle):
-    """A table that torch's mm, addmm, bmm, _scaled_mm and _grouped_mm use."""
+    """A table that torch's mm, addmm, bmm, _scaled_mm, _grouped_mm and _scaled_grouped_mm use."""
 
     def __init__(self, table: Table, race: bool, device: int) -> None:
         super().__init__(table)
@@ -51,8 +51,8 @@ class Enabled(Handle):
 
 
 def enable(table: Table, *, race: bool = True, device: int = 0) -> Enabled:
-    """Runs torch.mm, addmm, bmm, _scaled_mm and _grouped_mm, and all that is built on them, by the rows of
-    `table`, on the devices of its class; returns a handle with disable().
+    """Runs torch.mm, addmm, bmm, _scaled_mm, _grouped_mm and _scaled_grouped_mm, and all that is built on
+    them, by the rows of `table`, on the devices of its class; returns a handle with disable().
 
     The override lies below autograd, so that the products of backward are served too. A product without a row
     costs a look-up in Python more than before. `device` is checked at once; others at their first product.

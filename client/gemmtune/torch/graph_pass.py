@@ -6,7 +6,7 @@ follows it. The pass works on the graph before Inductor lowers it, and so with b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from gemmtune.torch import operators
 from gemmtune.torch.grouped import operators as grouped_operators
+from gemmtune.torch.grouped import scaled, scaled_operators
 from gemmtune.torch.grouped.products import key_of_call
 from gemmtune.torch.layouts import Layout, layout
 from gemmtune.torch.merged import MergedModules
@@ -21,29 +22,28 @@ from gemmtune.torch.quantised.graph import forms_of, merge_weights
 from gemmtune.torch.served import Served
 
 #: Of the rewriting: graphs of another version are not taken from Inductor's caches.
-_VERSION = 3
+_VERSION = 4
 #: What changes the shape of a product's rows and not their values.
 _VIEWS = frozenset({
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default,
 })  # fmt: skip
 #: Operations of nodes that depend on no other: inputs, parameters and constants.
 _GIVEN = ("placeholder", "get_attr")
-_GROUPED = grouped_operators.OPERATOR
 _TRANSPOSES = frozenset({torch.ops.aten.t.default, torch.ops.aten.permute.default})
 
 
 def rewrite(graph: Any, served: Served) -> int:
-    """Rewrites mm, addmm and _grouped_mm nodes of a graph that have rows; how many there were. Projections
-    whose weights apply(fuse=True) merged become one node, and count as one."""
+    """Rewrites mm, addmm and grouped nodes of a graph that have rows; how many there were. Projections whose
+    weights apply(fuse=True) merged become one node, and count as one."""
     count = sum(_merge(graph, group, nodes) for group, nodes in list(_siblings(graph, served)))
     count += merge_weights(graph, served.weight_groups)
     for node in list(graph.nodes):
-        if (grouped := _grouped_operands(node, served)) is not None:
-            x, w, offs = grouped
+        if (grouped := _grouped_call(node, served)) is not None:
+            node.target, (x, w, *rest) = grouped
             with graph.inserting_before(node):
                 weight = graph.call_function(torch.ops.aten.permute.default, (w, [0, 2, 1]))
             weight.meta["val"] = _value(w).permute(0, 2, 1)
-            node.target, node.args, node.kwargs = _GROUPED, (x, weight, offs), {}
+            node.args, node.kwargs = (x, weight, *rest), {}
             count += 1
             continue
         found = _operands(node)
@@ -90,21 +90,38 @@ def _operands(node: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def _grouped_operands(node: Any, served: Served) -> tuple[Any, Any, Any] | None:
-    """The nodes of rows, weights and the groups' ends of a grouped product of torch's that has rows of any M;
-    None for what is none."""
-    if node.op != "call_function" or node.target is not torch.ops.aten._grouped_mm.default:
+def _grouped_call(node: Any, served: Served) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operator of a grouped product of torch's that has rows of any M, and its arguments, but for the
+    weights, which are as torch takes them; None for what is none."""
+    if node.op != "call_function":
         return None
-    names = ("self", "mat2", "offs", "bias", "out_dtype")
+    if node.target is torch.ops.aten._grouped_mm.default:
+        given = _arguments(node, "self", "mat2", "offs", "bias", "out_dtype")
+        key = _key(key_of_call, given, served)
+        return (grouped_operators.OPERATOR, (*given[:3],)) if key in served.grouped else None
+    if node.target is torch.ops.aten._scaled_grouped_mm.default:
+        names = "self", "mat2", "scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype"
+        given = _arguments(node, *names)
+        operands = (*given[:5], _value(node).dtype)
+        scaled_key = _key(scaled.key_of_call, given, served)
+        return (scaled_operators.OPERATOR, operands) if scaled_key in served.scaled_grouped else None
+    return None
+
+
+def _arguments(node: Any, *names: str) -> list[Any]:
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    x, w, offs = (given.get(name) for name in names[:3])
-    if offs is None or _value(x).device.type != served.runtime.type:
+    return [given.get(name) for name in names]
+
+
+def _key(of: Callable[..., Any], given: Sequence[Any], served: Served) -> Any:
+    """`of` the values of nodes; None where the product is another device's, or the weights' sizes are not
+    known."""
+    values = [_value(one) if isinstance(one, torch.fx.Node) else one for one in given]
+    if values[0].device.type != served.runtime.type:
         return None
-    if not all(isinstance(size, int) for size in _value(w).shape):
+    if not all(isinstance(size, int) for size in values[1].shape):
         return None
-    values = _value(x), _value(w), _value(offs)
-    key = key_of_call(*values, given.get("bias"), given.get("out_dtype"))
-    return (x, w, offs) if key in served.grouped else None
+    return of(*values)
 
 
 def _value(node: Any) -> Any:

@@ -18,6 +18,8 @@ from gemmtune.torch import extension
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.grouped.operators import run_grouped
 from gemmtune.torch.grouped.products import of_call
+from gemmtune.torch.grouped.scaled import of_call as of_scaled_call
+from gemmtune.torch.grouped.scaled_operators import run_scaled_grouped
 from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.native_rows import NativeOverride
 from gemmtune.torch.nesting import inside, is_inside
@@ -74,7 +76,7 @@ class Override:
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             warnings.filterwarnings("ignore", ".*Overriding a previously registered kernel", UserWarning)
             for name, override in self._overrides().items():
-                self._kernels[name] = torch.library.get_kernel(f"aten::{name}", key)
+                self._kernels[name] = _kernel(name, key)
                 self._library.impl(name, override, key, with_keyset=True, allow_override=True)
         if self._native is not None:
             self._native.install()
@@ -93,7 +95,7 @@ class Override:
             "addmm": self._addmm(), "addmm.out": self._addmm_out(),
             "bmm": self._bmm(), "bmm.out": self._bmm_out(),
             "_scaled_mm": self._scaled(), "_scaled_mm.out": self._scaled_out(),
-            "_grouped_mm": self._grouped(),
+            "_grouped_mm": self._grouped(), "_scaled_grouped_mm": self._scaled_grouped(),
         }  # fmt: skip
 
     # One closure for each operator: what a product without a row pays for is one look-up.
@@ -248,6 +250,26 @@ class Override:
         kernels = self._kernels
         return grouped_mm
 
+    def _scaled_grouped(self) -> Callable[..., Any]:
+        def scaled_grouped_mm(
+            keyset: Any, x: Any, w: Any, scale_x: Any, scale_w: Any, offs: Any = None, bias: Any = None,
+            scale_result: Any = None, out_dtype: Any = None, use_fast_accum: bool = False,
+        ) -> Any:  # fmt: skip
+            rest = x, w, scale_x, scale_w, offs, bias, scale_result, out_dtype
+            product = None if is_inside() else of_scaled_call(*rest)
+            served = self.served
+            if product is not None and served is not None and product.key in served.scaled_grouped:
+                scaled = x, w.transpose(-2, -1), scale_x, scale_w, offs
+                found = run_scaled_grouped(served, product, *scaled)
+                if found is not None:
+                    return found
+            if product is not None and WATCHERS:
+                tell(product, None, self.type)
+            return kernels["_scaled_grouped_mm"].call_boxed(keyset, *rest, use_fast_accum)
+
+        kernels = self._kernels
+        return scaled_grouped_mm
+
     # ---- what watchers are told of products without a row -----------------------------------------
 
     def _tell(self, a: Any, b: Any, c: Any = None, beta: Any = 1, alpha: Any = 1) -> None:
@@ -289,6 +311,24 @@ class Override:
                         fast=fast),
                 None, self.type,
             )  # fmt: skip
+
+
+class _NoKernel:
+    """Stands for torch's kernel where it has none."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self._what = f"aten::{name} for {key}"
+
+    def call_boxed(self, *given: Any, **named: Any) -> Any:
+        """Raises what torch raises."""
+        raise NotImplementedError(f"torch {torch.__version__} has no kernel of {self._what}")
+
+
+def _kernel(name: str, key: str) -> Any:
+    """torch's kernel of an operator."""
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key):
+        return torch.library.get_kernel(f"aten::{name}", key)
+    return _NoKernel(name, key)
 
 
 _OVERRIDES: dict[str, Override] = {}

@@ -1,165 +1,194 @@
-"""What lies between the two products of a layer of experts, each in one launch of Triton's on a GPU: the sort
-of rows by expert, the gather, SiLU with its product, and the weighted sum.
+"""What a mixture of experts does between its grouped products, each one launch of a Triton kernel and one
+operator of torch: routing and gathering rows, silu(gate) * up, and the weighted sum.
 
-They are operators of torch for GPUs alone, without gradients: serves() says which calls of moe() take them.
-The first call of each shape compiles, so that a graph is captured after a call, as torch wants it of any
-kernel."""
+moe() takes these where runs() says so, and torch's operations elsewhere. The operators have no gradients.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
+import importlib.util
+import os
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gemmtune.torch.grouped.scaled import TYPE
+#: Elements of a row that share a scale of a quantised row.
+BLOCK = 128
+#: Types of rows.
+TYPES = (torch.bfloat16, torch.float16)
+#: Whether Triton runs kernels by its interpreter, on the host's tensors.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
+#: What this Triton has to have: programmatic dependent launch. Triton 3.6 has it.
+_NEEDED = "language", "extra", "cuda", "gdc.py"
+#: Sizes of the block of ids that one program compares, for calls of at most as many. More ids are routed by
+#: programs of experts, in tiles of _TILE ids.
+_FEW: tuple[int, ...] = (64, 256, 1024)
+_TILE = 4096
+#: Blocks of BLOCK columns of a program that handles rows; columns of one that sums few and many rows.
+_BLOCKS = 8
+_COLUMNS, _MANY_COLUMNS, _MANY = 256, 1024, 256
 
-#: Whether Triton is installed, which torch for CUDA and ROCm brings along.
-TRITON = find_spec("triton") is not None
-#: torch's name of a GPU, also of AMD's.
-_DEVICE = "cuda"
-#: Types of the rows.
-_TYPES = (torch.bfloat16, torch.float16)
-_IDS = (torch.int32, torch.int64)
-#: torch's own grouped product takes fewer than so many experts.
-_MOST_EXPERTS = 1024
-#: An unrolled sum has a step for each expert of a token.
-_MOST_CHOSEN = 64
-#: Ids up to which one launch sorts them. Its programs, one an expert, read all ids: 4096 are four rounds.
-#: Beyond, three launches do, in which no program reads more than the counts and its own block. torch's sort
-#: would be several launches of its own, and six more make ends and places of it.
-_FEW = 4096
-_ROUND, _BLOCK, _PART, _CHUNK = 1024, 256, 32, 2048
-#: Bins of a histogram at least: a thread of AMD's waves has one.
-_WAVE = 64
-#: Elements of a row that a warp takes, and a program of a launch that fills the GPU, which has fewer programs
-#: than _FILLED if each takes the latter.
-_WARP, _WIDE, _FILLED = 256, 1024, 512
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
-for _schema in (
-    "moe_route(Tensor ids, int experts) -> (Tensor, Tensor, Tensor)",
-    "moe_gather(Tensor x, Tensor rows, Tensor ends) -> Tensor",
-    "moe_silu_mul(Tensor gate_up, Tensor ends) -> Tensor",
-    "moe_sum(Tensor y, Tensor place, Tensor ids, Tensor weights, int experts) -> Tensor",
-):
-    _LIBRARY.define(_schema)
+_LIBRARY.define(
+    "moe_rows(Tensor x, Tensor ids, int experts, bool quantise) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define("moe_activation(Tensor hidden, Tensor ends, bool quantise) -> (Tensor, Tensor)")
+_LIBRARY.define("moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype) -> Tensor")
 
 
-def serves(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> bool:
-    """Whether moe() of these runs by the kernels here: all of one GPU, x of 16-bit floats, the experts of the
-    same or of 8-bit floats, and none that a gradient flows to."""
-    every = (x, gate_up, down, weights, ids)
-    if not TRITON or x.dim() != 2 or x.device.type != _DEVICE or any(one.device != x.device for one in every):
-        return False
-    if x.dtype not in _TYPES or gate_up.dtype not in (x.dtype, TYPE) or down.dtype != gate_up.dtype:
-        return False
-    if ids.dtype not in _IDS or not weights.is_floating_point() or not x.numel() or not ids.numel():
-        return False
-    if gate_up.shape[0] >= _MOST_EXPERTS or ids.shape[1] > _MOST_CHOSEN:
-        return False
-    return not (torch.is_grad_enabled() and any(one.requires_grad for one in every))
+def _has_triton() -> bool:
+    """Whether there is such a Triton, which is not imported: that takes a second."""
+    found = importlib.util.find_spec("triton")
+    folders = None if found is None else found.submodule_search_locations
+    return any(Path(folder, *_NEEDED).exists() for folder in folders or ())
 
 
-def kernels() -> Any:
-    """The module of the kernels."""
-    from gemmtune.torch.grouped import glue_kernels  # noqa: PLC0415  (needs Triton)
+_HAS_TRITON = _has_triton()
+
+
+def runs(x: Any, *others: Any) -> bool:
+    """Whether the kernels run for rows `x`: on a GPU of a torch that has Triton, for 16-bit floats, where no
+    operand needs a gradient."""
+    if not _HAS_TRITON or x.device.type not in _DEVICES or x.dtype not in TYPES:
+        return False
+    return not (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others)))
+
+
+@cache
+def _kernels() -> Any:
+    from gemmtune.torch.grouped import glue_kernels  # noqa: PLC0415  (optional, and takes a second)
 
     return glue_kernels
 
 
-def launching(x: Any) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+@cache
+def _launched(device: Any) -> dict[str, Any]:
+    """How kernels are launched on a device: from sm_90 on by programmatic dependent launch."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return {"DEPENDENT": False}
+    dependent = torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"DEPENDENT": dependent, "launch_pdl": dependent}
 
 
-def _power(size: int, least: int = 16) -> int:
-    """The power of 2 that is at least `size` and `least`."""
-    return max(least, 1 << (size - 1).bit_length())
+def _on(x: Any) -> Any:
+    """Launches of the block go to x's device: Triton takes torch's current one."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
-def tiled(rows: int, width: int) -> tuple[tuple[int, int], int, int]:
-    """The grid, the elements of a program and its warps, where each program takes a part of a row."""
-    block = _WIDE if rows * -(-width // _WIDE) >= _FILLED else _WARP
-    block = min(block, _power(width))
-    return (rows, -(-width // block)), block, max(1, block // _WARP)
+def _over(columns: int) -> tuple[int, int]:
+    """Programs of a row of so many columns, and the blocks of each."""
+    blocks = min(_BLOCKS, 1 << (-(-columns // BLOCK) - 1).bit_length())
+    return -(-columns // (blocks * BLOCK)), blocks
 
 
-def route(ids: Any, experts: int) -> tuple[Any, Any, Any]:
-    """The experts' ends, int32 [experts]; the tokens of all chosen experts sorted by expert, int64
-    [tokens * chosen]; and where the rows of each token's experts lie among them, int64 [tokens, chosen]. Rows
-    of one expert are in the order of the tokens. Ids that are negative or not below `experts` come last."""
-    ids, chosen, n = ids.contiguous(), ids.shape[1], ids.numel()
-    ends = ids.new_empty(experts, dtype=torch.int32)
-    rows, place = ids.new_empty(n, dtype=torch.int64), torch.empty_like(ids, dtype=torch.int64)
-    module = kernels()
-    with launching(ids):
-        if n <= _FEW:
-            block = min(_ROUND, _power(n, 32))
-            module.route_few[(experts + 1,)](
-                ids, ends, rows, place, n, experts, CHOSEN=chosen, BLOCK=block,
-                num_warps=max(1, block // _WARP),
-            )  # fmt: skip
-            return ends, rows, place
-        blocks = -(-n // _BLOCK)
-        counts = ids.new_empty((experts + 1, blocks), dtype=torch.int32)
-        starts = torch.empty_like(counts)
-        bins = _power(experts + 2, _WAVE)
-        module.route_count[(blocks,)](ids, counts, n, experts, blocks, BLOCK=_BLOCK, BINS=bins)
-        module.route_starts[(experts + 1,)](
-            counts, starts, ends, experts, blocks, CHUNK=_CHUNK, BLOCKS=_power(blocks)
-        )
-        module.route_scatter[(blocks,)](
-            ids, starts, rows, place, n, experts, blocks, CHOSEN=chosen, BLOCK=_BLOCK, PART=_PART
-        )
-    return ends, rows, place
+def _empty(x: Any, rows: int, columns: int, quantise: bool) -> tuple[Any, Any]:
+    """Rows, and their scales, of which there are none unless they are quantised."""
+    if not quantise:
+        return x.new_empty((rows, columns)), x.new_empty((0, 0), dtype=torch.float32)
+    scales = x.new_empty((rows, -(-columns // BLOCK)), dtype=torch.float32)
+    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn), scales
 
 
-def gather(x: Any, rows: Any, ends: Any) -> Any:
-    """x[rows], [rows, hidden]. Rows from ends[-1] on are undefined."""
-    x, width = x.contiguous(), x.shape[1]
-    out = x.new_empty((rows.shape[0], width))
-    grid, block, warps = tiled(rows.shape[0], width)
-    with launching(x):
-        kernels().gather[grid](x, rows, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
-    return out
+def _bytes(rows: Any, quantise: bool) -> Any:
+    return rows.view(torch.uint8) if quantise else rows
 
 
-def silu_mul(gate_up: Any, ends: Any) -> Any:
-    """silu(gate) * up of rows [rows, 2 * intermediate], computed in fp32 and rounded once. Rows from ends[-1]
-    on are undefined."""
-    gate_up, width = gate_up.contiguous(), gate_up.shape[1] // 2
-    out = gate_up.new_empty((gate_up.shape[0], width))
-    grid, block, warps = tiled(gate_up.shape[0], width)
-    with launching(gate_up):
-        kernels().silu_mul[grid](gate_up, ends[-1:], out, WIDTH=width, BLOCK=block, num_warps=warps)
-    return out
-
-
-def weighted_sum(y: Any, place: Any, ids: Any, weights: Any, experts: int) -> Any:
-    """out[t] = sum over i of weights[t, i] y[place[t, i]] in fp32, in the order of i, rounded to y's type.
-    Ids of no expert add nothing."""
-    y, weights, ids, place = (one.contiguous() for one in (y, weights, ids, place))
-    (tokens, chosen), width = ids.shape, y.shape[1]
-    out = y.new_empty((tokens, width))
-    grid, block, warps = tiled(tokens, width)
-    with launching(y):
-        kernels().weighted_sum[grid](
-            y, place, ids, weights, out, experts, WIDTH=width, CHOSEN=chosen, BLOCK=block, num_warps=warps
-        )
-    return out
-
-
-def _fake_route(ids: Any, experts: int) -> tuple[Any, Any, Any]:
+def _new_rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
     ends = ids.new_empty((experts,), dtype=torch.int32)
-    return ends, ids.new_empty((ids.numel(),), dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
+    place = torch.empty_like(ids, dtype=torch.int32, memory_format=torch.contiguous_format)
+    return (*_empty(x, ids.shape[0] * ids.shape[1], x.shape[1], quantise), ends, place)
+
+
+def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
+    out, scales, ends, place = made = _new_rows(x, ids, experts, quantise)
+    kernels, x, ids = _kernels(), x.contiguous(), ids.contiguous()
+    (tokens, chosen), columns = ids.shape, x.shape[1]
+    count = tokens * chosen
+    programs, blocks = _over(columns)
+    how = _launched(x.device)
+    given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise, **how}
+    with _on(x):
+        if count <= _FEW[-1]:
+            size = next(one for one in _FEW if count <= one)
+            kernels.route_and_gather[max(count, experts), programs](
+                ids, x, _bytes(out, quantise), scales, ends, place, count, experts, columns,
+                IDS=size, **given,
+            )  # fmt: skip
+            return made
+        kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=16, **how)
+        kernels.gather[tokens, programs](x, place, _bytes(out, quantise), scales, columns, **given)
+    return made
+
+
+def _activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    rows, columns = hidden.shape[0], hidden.shape[1] // 2
+    out, scales = made = _empty(hidden, rows, columns, quantise)
+    if rows:
+        programs, blocks = _over(columns)
+        with _on(hidden):
+            _kernels().silu_mul[rows, programs](
+                hidden.contiguous(), ends, _bytes(out, quantise), scales, ends.shape[0], columns,
+                BLOCKS=blocks, QUANTISE=quantise, **_launched(hidden.device),
+            )  # fmt: skip
+    return made
+
+
+def _sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    (tokens, chosen), columns = place.shape, rows.shape[1]
+    out = rows.new_empty((tokens, columns), dtype=dtype)
+    if tokens:
+        size = _COLUMNS if tokens <= _MANY else _MANY_COLUMNS
+        with _on(rows):
+            _kernels().weighted_sum[tokens, -(-columns // size)](
+                rows.contiguous(), place.contiguous(), weights.contiguous(), out, columns,
+                CHOSEN=chosen, COLUMNS=size, **_launched(rows.device),
+            )  # fmt: skip
+    return out
+
+
+def _fake_activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    return _empty(hidden, hidden.shape[0], hidden.shape[1] // 2, quantise)
+
+
+def _fake_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    return rows.new_empty((place.shape[0], rows.shape[1]), dtype=dtype)
 
 
 for _name, _run, _fake in (
-    ("moe_route", route, _fake_route),
-    ("moe_gather", gather, lambda x, rows, ends: x.new_empty((rows.shape[0], x.shape[1]))),
-    ("moe_silu_mul", silu_mul, lambda given, ends: given.new_empty((given.shape[0], given.shape[1] // 2))),
-    ("moe_sum", weighted_sum, lambda y, place, ids, *_: y.new_empty((ids.shape[0], y.shape[1]))),
+    ("moe_rows", _rows, _new_rows),
+    ("moe_activation", _activation, _fake_activation),
+    ("moe_sum", _sum, _fake_sum),
 ):
-    _LIBRARY.impl(_name, _run, "CUDA")
+    for _device in _DEVICES:
+        _LIBRARY.impl(_name, _run, _device.upper())
     torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
+
+
+def rows_of_experts(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, Any, Any, Any]:
+    """Rows of the chosen experts sorted by expert, [tokens * chosen, hidden]; their scales; the experts'
+    ends, int32 [experts]; and where the row of each id is, int32 like ids, -1 for an id of none.
+
+    The sort is stable, so that the same ids always give the same order. `quantise`: the rows are
+    torch.float8_e4m3fn, with scales fp32 [rows, hidden / 128] (else [0, 0]). Rows behind the last expert's
+    are undefined."""
+    found: tuple[Any, Any, Any, Any] = torch.ops.gemmtune.moe_rows(x, ids, experts, quantise)
+    return found
+
+
+def activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+    """silu(gate) * up of hidden [rows, 2 * intermediate], gate first, computed in fp32 and rounded once; and
+    its scales, as of rows_of_experts()."""
+    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(hidden, ends, quantise)
+    return found
+
+
+def weighted_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+    """out[t] = sum over i of weights[t, i] rows[place[t, i]] where place[t, i] >= 0, added in fp32 in the
+    order of i."""
+    return torch.ops.gemmtune.moe_sum(rows, place, weights, dtype)

@@ -1,192 +1,202 @@
-"""Triton kernels of what lies between the two products of a layer of experts. glue.py launches them; only it
-imports this module, where a tensor is on a GPU.
+"""Triton kernels between the two grouped products of a mixture of experts. glue.py launches them.
 
-Nothing here depends on the order in which programs run, and no sum is atomic: results are the same in every
-run.
+A kernel that quantises writes e4m3 as bytes by arithmetic of integers, so that it runs on devices, and in
+Triton's interpreter, whose Triton has no such type.
+
+DEPENDENT: the kernel may start while the previous launch ends, and waits for it before it touches memory; the
+next launch may start as soon as every program runs.
 """
+
+from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: Elements that share a scale.
+BLOCK = tl.constexpr(128)
+#: The largest e4m3.
+_MOST = tl.constexpr(448.0)
+#: The least scale: of a block of zeros too. Its reciprocal is finite.
+LEAST_SCALE = tl.constexpr(2.0**-100)
 
 
 @triton.jit
-def keys_of(ids, at, n, experts):
-    """The experts at the places `at` of the ids: `experts` for what is none of these, and one more beyond the
-    n ids. They are compared in the ids' own type, whose values need not fit 32 bits."""
-    found = tl.load(ids + at, mask=at < n, other=-1)
-    found = tl.where((found >= 0) & (found < experts), found, experts).to(tl.int32)
-    return tl.where(at < n, found, experts + 1)
+def _begin(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
-@triton.jit(do_not_specialize=["n", "experts"])
-def route_few(ids, ends, rows, place, n, experts, CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
-    """A stable counting sort in one launch: a program for each expert, and one for ids of no expert, which
-    counts the ids before its own and then gives places to its own in their order. Every program reads all
-    ids, twice."""
-    mine = tl.program_id(0)
-    index = tl.arange(0, BLOCK)
-    before = tl.zeros((BLOCK,), dtype=tl.int32)
-    equal = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, n, BLOCK):
-        keys = keys_of(ids, start + index, n, experts)
-        before += (keys < mine).to(tl.int32)
-        equal += (keys == mine).to(tl.int32)
+@triton.jit
+def _expert(ids, at, within, experts):
+    """Experts of ids; `experts` for an id of none."""
+    found = tl.load(ids + at, mask=within, other=-1)
+    return tl.where((found >= 0) & (found < experts), found, experts).to(tl.int32)
+
+
+@triton.jit
+def _e4m3(x):
+    """The bytes of fp32 numbers of at most 448, rounded to nearest even."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = bits & 0x7FFFFFFF
+    # 20 bits of the mantissa go; the exponent's bias of 127 becomes 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 the step is 2^-9: the last place of 2^14, which the sum is rounded to.
+    small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    found = tl.where(magnitude < 0x3C800000, small, normal)
+    # NaN and infinity, which 448 or less has none of.
+    return (tl.where(magnitude >= 0x7F800000, 0x7F, found) | sign).to(tl.uint8)
+
+
+@triton.jit
+def _block_scale(x):
+    """fp32 [blocks, BLOCK] -> the blocks' scales [blocks]."""
+    return tl.maximum(tl.max(tl.abs(x), 1) * (1.0 / _MOST), LEAST_SCALE)
+
+
+@triton.jit
+def _positions(block, BLOCKS: tl.constexpr):
+    """Elements of the `block`-th BLOCKS blocks of a row, [BLOCKS, BLOCK]; and the blocks, [BLOCKS]."""
+    blocks = block * BLOCKS + tl.arange(0, BLOCKS)
+    return blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], blocks
+
+
+@triton.jit
+def _store_quantised(x, row, out, scales, at, blocks, columns):
+    """Quantises blocks of a row, and stores them with their scales."""
+    scale = _block_scale(x)
+    q = _e4m3(x * tl.div_rn(1.0, scale)[:, None])
+    width = tl.cdiv(columns, BLOCK)
+    tl.store(out + row * columns + at, q, mask=at < columns)
+    tl.store(scales + row * width + blocks, scale, mask=blocks < width)
+
+
+@triton.jit(do_not_specialize=["count", "experts"])
+def route_and_gather(
+    ids, x, out, scales, ends, place, count, experts, columns,
+    CHOSEN: tl.constexpr, IDS: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Routing and the rows of few ids (count <= IDS), in one launch: a program counts the ids that sort
+    before its own, and copies the token's row there. Programs are ids, and experts for their ends."""
+    _begin(DEPENDENT)
+    own = tl.program_id(0)
+    block = tl.program_id(1)
+    at = tl.arange(0, IDS)
+    within = at < count
+    every = _expert(ids, at, within, experts)
+    if (own < experts) & (block == 0):
+        tl.store(ends + own, tl.sum((within & (every <= own)).to(tl.int32), 0))
+    if own < count:
+        expert = _expert(ids, own, True, experts)
+        before = within & ((every < expert) | ((every == expert) & (at < own)))
+        row = tl.sum(before.to(tl.int32), 0)
+        here = expert < experts
+        if block == 0:
+            tl.store(place + own, tl.where(here, row, -1))
+        if here:
+            columns_at, blocks = _positions(block, BLOCKS)
+            token = (own // CHOSEN).to(tl.int64)
+            found = tl.load(x + token * columns + columns_at, mask=columns_at < columns, other=0.0)
+            if QUANTISE:
+                _store_quantised(
+                    found.to(tl.float32), row.to(tl.int64), out, scales, columns_at, blocks, columns
+                )
+            else:
+                tl.store(out + row.to(tl.int64) * columns + columns_at, found, mask=columns_at < columns)
+
+
+@triton.jit(do_not_specialize=["count", "experts"])
+def route(ids, ends, place, count, experts, TILE: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Routing of many ids, in one launch: a program is an expert, which counts the ids of those before it,
+    then places its own in their order. Nothing waits for another program."""
+    _begin(DEPENDENT)
+    expert = tl.program_id(0)
+    before = tl.zeros([TILE], tl.int32)
+    mine = tl.zeros([TILE], tl.int32)
+    # Unrolled, so that several loads are under way at once.
+    for start in tl.range(0, count, TILE, loop_unroll_factor=4):
+        at = start + tl.arange(0, TILE)
+        every = _expert(ids, at, at < count, experts)
+        before += (every < expert).to(tl.int32)
+        mine += (every == expert).to(tl.int32)
     first = tl.sum(before, 0)
-    if mine < experts:
-        tl.store(ends + mine, first + tl.sum(equal, 0))
-    for start in range(0, n, BLOCK):
-        at = start + index
-        here = keys_of(ids, at, n, experts) == mine
-        to = first + tl.cumsum(here.to(tl.int32), 0) - 1
-        tl.store(rows + to, (at // CHOSEN).to(tl.int64), mask=here)
-        tl.store(place + at, to.to(tl.int64), mask=here)
-        first += tl.sum(here.to(tl.int32), 0)
-
-
-@triton.jit(do_not_specialize=["n", "experts", "blocks"])
-def route_count(ids, counts, n, experts, blocks, BLOCK: tl.constexpr, BINS: tl.constexpr):
-    """counts[experts + 1, blocks]: how many of a block's ids are each expert's, and no expert's. BINS: a
-    power of 2 beyond `experts + 1`."""
-    block = tl.program_id(0)
-    found = tl.histogram(keys_of(ids, block * BLOCK + tl.arange(0, BLOCK), n, experts), BINS)
-    bins = tl.arange(0, BINS)
-    tl.store(counts + bins * blocks + block, found, mask=bins <= experts)
-
-
-@triton.jit(do_not_specialize=["experts", "blocks"])
-def route_starts(
-    counts, starts, ends, experts, blocks, CHUNK: tl.constexpr, BLOCKS: tl.constexpr
-):  # fmt: skip
-    """starts[experts + 1, blocks]: the place of the first id of each expert in each block, which is the sum
-    of all counts before it; and the ends. A program for each expert adds all counts before its own. BLOCKS: a
-    power of 2, at least `blocks`."""
-    mine = tl.program_id(0)
-    total = tl.zeros((CHUNK,), dtype=tl.int32)
-    index = tl.arange(0, CHUNK)
-    for start in range(0, mine * blocks, CHUNK):
-        at = start + index
-        total += tl.load(counts + at, mask=at < mine * blocks, other=0)
-    first = tl.sum(total, 0)
-    across = tl.arange(0, BLOCKS)
-    own = tl.load(counts + mine * blocks + across, mask=across < blocks, other=0)
-    tl.store(starts + mine * blocks + across, first + tl.cumsum(own, 0) - own, mask=across < blocks)
-    if mine < experts:
-        tl.store(ends + mine, first + tl.sum(own, 0))
-
-
-@triton.jit(do_not_specialize=["n", "experts", "blocks"])
-def route_scatter(
-    ids, starts, rows, place, n, experts, blocks,
-    CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """The places of a block's ids: its start, and how many ids of the same expert are before it in the
-    block."""
-    block = tl.program_id(0)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    keys = keys_of(ids, at, n, experts)
-    rank = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, BLOCK, PART):
-        others = block * BLOCK + start + tl.arange(0, PART)
-        other_keys = keys_of(ids, others, n, experts)
-        same = (keys[:, None] == other_keys[None, :]) & (others[None, :] < at[:, None])
-        rank += tl.sum(same.to(tl.int32), 1)
-    to = tl.load(starts + keys * blocks + block, mask=at < n, other=0) + rank
-    tl.store(rows + to, (at // CHOSEN).to(tl.int64), mask=at < n)
-    tl.store(place + at, to.to(tl.int64), mask=at < n)
+    tl.store(ends + expert, first + tl.sum(mine, 0))
+    at = tl.arange(0, TILE)
+    following = _expert(ids, at, at < count, experts)
+    for _ in range(0, count, TILE):
+        within = at < count
+        every = following
+        following = _expert(ids, at + TILE, at + TILE < count, experts)  # loaded while ranks are counted
+        found = (every == expert).to(tl.int32)
+        rank = tl.cumsum(found, 0)
+        tl.store(place + at, first + rank - 1, mask=within & (found == 1))
+        if expert == 0:
+            tl.store(place + at, -1, mask=within & (every == experts))
+        first += tl.sum(found, 0)
+        at += TILE
 
 
 @triton.jit
-def gather(x, rows, end, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """out[i] = x[rows[i]] for the rows before `end`, the last expert's end. Rows of no expert, which are most
-    where experts lie on other devices, are left alone: nothing reads them."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < tl.load(end):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < WIDTH
-        source = tl.load(rows + row)
-        tl.store(out + row * WIDTH + column, tl.load(x + source * WIDTH + column, mask=inside), mask=inside)
-
-
-@triton.jit
-def silu_mul(gate_up, end, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """out = silu(gate) * up of the rows before `end`; a row of gate_up is WIDTH gates, then WIDTH ups. It is
-    computed in fp32 and rounded once, where torch rounds silu(gate) too."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < tl.load(end):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < WIDTH
-        at = gate_up + row * 2 * WIDTH + column
-        gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        found = gate / (1.0 + tl.exp(-gate)) * up
-        tl.store(out + row * WIDTH + column, found.to(out.dtype.element_ty), mask=inside)
+def gather(
+    x, place, out, scales, columns,
+    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """A token's row to the places of its experts; quantised once for all of them."""
+    _begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    at, blocks = _positions(tl.program_id(1), BLOCKS)
+    found = tl.load(x + token * columns + at, mask=at < columns, other=0.0)
+    if QUANTISE:
+        values = found.to(tl.float32)
+        scale = _block_scale(values)
+        q = _e4m3(values * tl.div_rn(1.0, scale)[:, None])
+        width = tl.cdiv(columns, BLOCK)
+    for one in tl.static_range(CHOSEN):
+        row = tl.load(place + token * CHOSEN + one).to(tl.int64)
+        if QUANTISE:
+            tl.store(out + row * columns + at, q, mask=(at < columns) & (row >= 0))
+            tl.store(scales + row * width + blocks, scale, mask=(blocks < width) & (row >= 0))
+        else:
+            tl.store(out + row * columns + at, found, mask=(at < columns) & (row >= 0))
 
 
 @triton.jit(do_not_specialize=["experts"])
+def silu_mul(
+    hidden, ends, out, scales, experts, columns,
+    BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of rows [2 * columns], gate first, in fp32; rows of no expert are left alone."""
+    _begin(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(ends + experts - 1):
+        at, blocks = _positions(tl.program_id(1), BLOCKS)
+        within = at < columns
+        gate = tl.load(hidden + row * 2 * columns + at, mask=within, other=0.0).to(tl.float32)
+        up = tl.load(hidden + row * 2 * columns + columns + at, mask=within, other=0.0).to(tl.float32)
+        found = gate / (1.0 + tl.exp(-gate)) * up
+        if QUANTISE:
+            _store_quantised(found, row, out, scales, at, blocks, columns)
+        else:
+            tl.store(out + row * columns + at, found.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
 def weighted_sum(
-    y, place, ids, weights, out, experts,
-    WIDTH: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
+    rows, place, weights, out, columns,
+    CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """out[t] = sum over i of weights[t, i] y[place[t, i]], in fp32, i from 0 on. What belongs to no expert is
-    not read, and may be NaN."""
+    """The sum of a token's rows by its weights, in fp32 and in the order of its experts."""
+    _begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for i in tl.static_range(CHOSEN):
-        at = token * CHOSEN + i
-        expert = tl.load(ids + at)
-        here = (expert >= 0) & (expert < experts)
-        weight = tl.load(weights + at).to(tl.float32)
-        row = tl.load(place + at)
-        part = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0).to(tl.float32)
-        total += tl.where(here, weight * part, 0.0)
-    tl.store(out + token * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
-
-
-# ---- 8-bit floats with scales of blocks ----------------------------------------------------------
-
-
-@triton.jit
-def in_blocks(values):
-    """Rows of 128 elements over their scales, and the scales: the largest magnitude over 448, e4m3's largest
-    number. A block of zeros has the scale 1. Divisions are rounded to nearest, as torch's are."""
-    largest = tl.max(tl.abs(values), 1)
-    scales = tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32))
-    scales = tl.where(largest < 1e-30, 1.0, scales)
-    return tl.div_rn(values, tl.broadcast_to(scales[:, None], values.shape)), scales
-
-
-@triton.jit
-def gather_in_blocks(
-    x, rows, end, out, scales, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """gather() whose rows are 8-bit floats with a scale for 128 elements. BLOCKS: scales of a row; TILE:
-    those of a program."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < tl.load(end):
-        block = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-        inside = column < WIDTH
-        source = tl.load(rows + row)
-        found, scale = in_blocks(tl.load(x + source * WIDTH + column, mask=inside, other=0.0).to(tl.float32))
-        tl.store(out + row * WIDTH + column, found.to(out.dtype.element_ty), mask=inside)
-        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
-
-
-@triton.jit
-def silu_in_blocks(
-    gate_up, end, out, scales, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """silu_mul() whose result, still in fp32, becomes 8-bit floats with a scale for 128 elements."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < tl.load(end):
-        block = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-        inside = column < WIDTH
-        at = gate_up + row * 2 * WIDTH + column
-        gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        found, scale = in_blocks(gate / (1.0 + tl.exp(-gate)) * up)
-        tl.store(out + row * WIDTH + column, found.to(out.dtype.element_ty), mask=inside)
-        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for one in tl.static_range(CHOSEN):
+        row = tl.load(place + token * CHOSEN + one).to(tl.int64)
+        weight = tl.load(weights + token * CHOSEN + one).to(tl.float32)
+        found = tl.load(rows + row * columns + at, mask=(at < columns) & (row >= 0), other=0.0)
+        # A weight of no expert here may be anything.
+        total += tl.where(row >= 0, weight * found.to(tl.float32), 0.0)
+    tl.store(out + token * columns + at, total.to(out.dtype.element_ty), mask=at < columns)

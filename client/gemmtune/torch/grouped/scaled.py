@@ -96,10 +96,55 @@ def of_row(row: Row) -> ScaledGroupedProduct | None:
     return ScaledGroupedProduct(m, groups, n, k, scales, out, p["routing"])
 
 
+def of_call(
+    x: Any, w: Any, scale_x: Any, scale_w: Any, offs: Any, bias: Any, scale_result: Any, out_dtype: Any
+) -> ScaledGroupedProduct | None:
+    """The product of a call of torch._scaled_grouped_mm; None for what is none of ours, see key_of_call()."""
+    key = key_of_call(x, w, scale_x, scale_w, offs, bias, scale_result, out_dtype)
+    return None if key is None or not x.shape[0] else ScaledGroupedProduct(x.shape[0], *key)
+
+
+def key_of_call(
+    x: Any, w: Any, scale_x: Any, scale_w: Any, offs: Any, bias: Any, scale_result: Any, out_dtype: Any
+) -> ScaledGroupedKey | None:
+    """The same, for any M. None for other scales than those of rows, weights that are not the transpose of
+    packed [groups, n, k], groups along k, with a bias or a scale of the result, and for operands on several
+    devices, which torch refuses."""
+    if offs is None or bias is not None or scale_result is not None or x.dim() != 2 or w.dim() != 3:
+        return None
+    groups, k, n = w.shape
+    out = torch.bfloat16 if out_dtype is None else out_dtype
+    if x.dtype is not TYPE or w.dtype is not TYPE or x.shape[1] != k or out not in OUTPUTS or not w.numel():
+        return None
+    if w.stride() != (k * n, 1, k) or offs.dtype is not torch.int32 or offs.shape != (groups,):
+        return None
+    if scale_x.dtype is not torch.float32 or scale_w.dtype is not torch.float32:
+        return None
+    if scale_x.shape != (x.shape[0],) or scale_w.shape != (groups, n):
+        return None
+    if not x.device == w.device == scale_x.device == scale_w.device == offs.device:
+        return None
+    return groups, n, k, "rows", out
+
+
 def scale_shapes(m: int, groups: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Name of scales -> the shapes of those of x and of the weights. Partial blocks count."""
     along_k, down = -(-k // BLOCK), -(-n // BLOCK)
     return {"blocks": ((m, along_k), (groups, down, along_k)), "rows": ((m,), (groups, n))}
+
+
+#: The largest number of the type, and the least scale: a block of zeros has it too. Its reciprocal is finite.
+_MOST, _LEAST_SCALE = 448.0, 2.0**-100
+
+
+def quantised(x: Any) -> tuple[Any, Any]:
+    """Rows [m, k] as 8-bit floats, with a scale for 128 elements of a row: the largest of them becomes 448.
+    Returns x and its scales, fp32 [m, k / 128]; elements are rounded to nearest even."""
+    m, k = x.shape
+    blocks = torch.nn.functional.pad(x.float(), (0, -k % BLOCK)).view(m, -(-k // BLOCK), BLOCK)
+    scales = (blocks.abs().amax(-1) * (1 / _MOST)).clamp(min=_LEAST_SCALE)
+    rounded = (blocks * scales.reciprocal()[..., None]).to(TYPE)
+    return rounded.view(m, -1)[:, :k].contiguous(), scales
 
 
 # ---- torch's own ---------------------------------------------------------------------------------

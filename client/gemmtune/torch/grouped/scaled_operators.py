@@ -66,7 +66,7 @@ def _run(x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any, out_dtyp
     kind = x.device.type
     served = current(kind)
     if served is not None:
-        found = _by_row(served, product, x, weight, scale_x, scale_w, offsets)
+        found = run_scaled_grouped(served, product, x, weight, scale_x, scale_w, offsets)
         if found is not None:
             return found
     if WATCHERS:
@@ -76,9 +76,10 @@ def _run(x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any, out_dtyp
         return by_torch(product, x, weight, scale_x, scale_w, offsets.tolist()) if out is None else out
 
 
-def _by_row(
+def run_scaled_grouped(
     served: Served, p: ScaledGroupedProduct, x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any
 ) -> Any | None:
+    """The output by a row, None if there is none."""
     rows = served.scaled_grouped.get(p.key)
     if not rows or not all(one.is_contiguous() for one in (weight, scale_w, offsets)):
         return None
@@ -108,6 +109,9 @@ for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("scaled_grouped_mm", _run, _key)
 torch.library.register_fake("gemmtune::scaled_grouped_mm", _fake, lib=_LIBRARY)
 
+#: What torch calls the operator.
+OPERATOR = torch.ops.gemmtune.scaled_grouped_mm.default
+
 
 def scaled_grouped_mm(
     x: Any, weight: Any, scale_x: Any, scale_w: Any, offs: Any, *, out_dtype: Any = torch.bfloat16
@@ -124,4 +128,4 @@ def scaled_grouped_mm(
     torch computes: by torch._scaled_grouped_mm with scales of rows on Hopper, else by products of fp32, group
     by group, for which the ends are copied to the host. There are no gradients. Raises GroupError, a
     ValueError."""
-    return torch.ops.gemmtune.scaled_grouped_mm(x, weight, scale_x, scale_w, offs, out_dtype)
+    return OPERATOR(x, weight, scale_x, scale_w, offs, out_dtype)

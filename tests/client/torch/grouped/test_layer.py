@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gemmtune.torch
@@ -9,6 +10,7 @@ import pytest
 import torch
 from gemmtune.torch import GroupError, moe
 from gemmtune.torch.grouped.layer import sorted_rows
+from gemmtune.torch.grouped.scaled import quantised
 from torch._dynamo.backends.debugging import aot_eager
 
 E, H, INTER, TOKENS, CHOSEN = 5, 48, 32, 7, 2
@@ -22,15 +24,57 @@ def layer(dtype: Any = torch.bfloat16) -> tuple[Any, ...]:
     return x, gate_up, down, weights, ids
 
 
-def expected(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> Any:
-    out = torch.zeros(len(x), H, dtype=torch.float64)
+def layer8(dtype: Any = torch.bfloat16) -> tuple[Any, ...]:
+    """With 8-bit weights, whose scales are of partial blocks too."""
+    torch.manual_seed(3)
+    hidden, inter = 272, 144
+    x = torch.randn(TOKENS, hidden, dtype=dtype)
+    x[:, 128:256] *= 100.0
+    gate_up, down = (
+        torch.randn(E, n, k).to(torch.float8_e4m3fn) for n, k in ((2 * inter, hidden), (hidden, inter))
+    )
+    of_gate_up, of_down = torch.rand(E, 3, 3) / 100 + 0.001, torch.rand(E, 3, 2) / 20
+    weights, ids = torch.softmax(torch.randn(TOKENS, E), -1).topk(CHOSEN)
+    return x, gate_up, down, weights, ids, of_gate_up, of_down
+
+
+def wide(weight: Any, scale: Any) -> Any:
+    """Weights by their scales, exactly."""
+    of = scale.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return weight.double() * of[:, : weight.shape[1], : weight.shape[2]]
+
+
+def dequantised(x: Any) -> Any:
+    """Rows as they are after they were quantised by blocks."""
+    q, scales = quantised(x.float())
+    return q.double() * scales.double().repeat_interleave(128, 1)[:, : x.shape[1]]
+
+
+def close8(out: Any, given: tuple[Any, ...]) -> bool:
+    """Near the exact layer, and nearer to that whose rows are quantised."""
+    x, gate_up, down, weights, ids, *scales = given
+    both = wide(gate_up, scales[0]), wide(down, scales[1])
+    exact = expected(x, *both, weights, ids)
+    like = expected(dequantised(x), *both, weights, ids, dequantised)
+    off = (out.double() - exact).norm() / exact.norm(), (out.double() - like).norm() / like.norm()
+    return bool(off[0] < 0.05 and off[1] < 0.015)
+
+
+def expected(
+    x: Any, gate_up: Any, down: Any, weights: Any, ids: Any, between: Callable[[Any], Any] | None = None
+) -> Any:
+    """In float64; `between` is done to silu(gate) * up."""
+    experts = len(gate_up)
+    out = torch.zeros(x.shape, dtype=torch.float64)
     for token, (row, scales, chosen) in enumerate(
         zip(x.double(), weights.double(), ids.tolist(), strict=True)
     ):
         for scale, one in zip(scales, chosen, strict=True):
-            if 0 <= one < E:
+            if 0 <= one < experts:
                 gate, up = (gate_up[one].double() @ row).chunk(2)
-                out[token] += scale * (down[one].double() @ (torch.nn.functional.silu(gate) * up))
+                hidden = torch.nn.functional.silu(gate) * up
+                hidden = hidden if between is None else between(hidden[None])[0]
+                out[token] += scale * (down[one].double() @ hidden)
     return out
 
 
@@ -110,6 +154,54 @@ def test_it_compiles_in_one_graph_and_differentiates() -> None:
     wanted = [one.detach().double().requires_grad_() for one in (x, gate_up, down)]
     expected(wanted[0], wanted[1], wanted[2], weights, ids).sum().backward()
     assert torch.allclose(got.double(), wanted[0].grad, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_8_bit_weights(dtype: Any) -> None:
+    given = layer8(dtype)
+    ids = given[4]
+    ids[0], ids[1, 0] = -1, E
+    out = moe(*given)
+    assert (out.shape, out.dtype) == (given[0].shape, dtype)
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    assert close8(out, given)
+
+
+def test_quantised_rows_are_within_their_bound() -> None:
+    torch.manual_seed(4)
+    x = torch.randn(50, 300) * 10.0 ** torch.randint(-8, 8, (50, 300))
+    x[3] = 0.0
+    q, scales = quantised(x)
+    assert (q.shape, q.dtype, scales.shape) == (x.shape, torch.float8_e4m3fn, (50, 3))
+    most = torch.nn.functional.pad(x, (0, 84)).view(50, 3, 128).abs().amax(-1)
+    most = most.repeat_interleave(128, 1)[:, :300]
+    each = scales.double().repeat_interleave(128, 1)[:, :300]
+    bound = torch.maximum(x.abs() / 16, most * 2**-18)
+    assert ((q.double() * each - x.double()).abs() <= bound.double() * (1 + 1e-6)).all()
+    assert torch.equal(q[3].float(), torch.zeros(300))
+
+
+def test_what_is_refused_of_8_bit_weights() -> None:
+    x, gate_up, down, weights, ids, of_gate_up, of_down = layer8()
+    for given, text in (
+        ((x, gate_up, down, weights, ids), "gate_up is torch.float8_e4m3fn without gate_up_scale"),
+        ((x, gate_up, down, weights, ids, of_gate_up), "without down_scale, fp32 [5, 3, 2]"),
+        ((x, gate_up, down, weights, ids, of_gate_up[:, :1], of_down), "it must be [5, 3, 3]"),
+        ((x, gate_up, down, weights, ids, of_gate_up, of_down.half()), "of torch.float16"),
+        ((x, gate_up.half(), down.half(), weights, ids, of_gate_up, of_down), "weights with scales are both"),
+        ((x, gate_up, down.half(), weights, ids, of_gate_up, of_down), "weights with scales are both"),
+        ((x.double(), gate_up, down, weights, ids, of_gate_up, of_down), "x is torch.float64"),
+        ((x[:, :8], gate_up, down, weights, ids, of_gate_up, of_down), "hidden the same in all"),
+        ((x, gate_up, down, weights, ids.to("meta"), of_gate_up, of_down), "on cpu, meta"),
+    ):
+        with pytest.raises(GroupError) as caught:
+            moe(*given)
+        assert text in str(caught.value)
+    x.requires_grad_()
+    with pytest.raises(GroupError, match="need a gradient"):
+        moe(x, gate_up, down, weights, ids, of_gate_up, of_down)
+    with torch.no_grad():
+        assert moe(x, gate_up, down, weights, ids, of_gate_up, of_down).shape == x.shape
 
 
 def test_what_is_refused() -> None:

@@ -11,7 +11,7 @@ import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import GroupError, scaled_grouped_mm
-from gemmtune.torch.grouped.scaled import ScaledGroupedProduct, make, of_row, torch_call
+from gemmtune.torch.grouped.scaled import ScaledGroupedProduct, make, of_call, of_row, torch_call
 from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -38,6 +38,7 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield fp8(6, BLOCKS, routing="skewed"), "grouped-ring"
     yield fp8(6, ROWS, dtype_d="fp32", routing=[0, 6, 0, 0]), "grouped-ring"
     yield fp8(6, BLOCKS, ldb=K + 16), "grouped-ring"
+    yield fp8(6, ROWS), "grouped-ring"
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +103,8 @@ def test_scales_of_rows_run_by_the_row(table: Table, shape: tuple[int, ...]) -> 
     x, w, of_x, of_w, offs = given = operands([1, 2, 0, 3], "rows")
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
         out = scaled_grouped_mm(x, w, of_x.reshape(shape), of_w, offs, out_dtype=torch.float32)
-        other = scaled_grouped_mm(x, w, of_x.reshape(shape), of_w, offs)
-    assert tally(count) == (1, 1), "the row's output is float32"
+        other = scaled_grouped_mm(x, w, of_x.reshape(shape), of_w, offs, out_dtype=torch.float16)
+    assert tally(count) == (1, 1), "the rows' outputs are float32 and bfloat16"
     assert right(out, given, [1, 2, 0, 3])
     assert right(other, given, [1, 2, 0, 3])
 
@@ -197,3 +198,66 @@ def test_a_recording_writes_problems_to_tune(scales: str) -> None:
     (found,) = recording.problems()
     problem = problem_from_wire({name: value for name, value in found.items() if name != "count"})
     assert problem == fp8(6, BLOCKS if scales == "blocks" else ROWS)
+
+
+# ---- torch's own call ------------------------------------------------------------------------------
+
+
+def test_torchs_call_runs_by_the_row(table: Table) -> None:
+    """Even where torch has no kernel, as on a CPU."""
+    x, w, of_x, of_w, offs = given = operands([1, 2, 0, 3], "rows")
+    call = torch._scaled_grouped_mm
+    asked = (x, w.transpose(-2, -1), of_x, of_w)
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        out = call(*asked, offs=offs, out_dtype=torch.float32)
+        fast = call(*asked, offs=offs, out_dtype=torch.float32, use_fast_accum=True)
+        with pytest.raises(NotImplementedError, match="no kernel of aten::_scaled_grouped_mm for CPU"):
+            call(*asked, offs=offs, out_dtype=torch.float16)  # for which there is no row
+    assert tally(count) == (2, 1)
+    assert torch.equal(out, fast)
+    assert right(out, given, [1, 2, 0, 3])
+    with pytest.raises(NotImplementedError):
+        call(*asked, offs=offs, out_dtype=torch.float32)
+
+
+def test_a_recording_has_torchs_call() -> None:
+    x, w, of_x, of_w, offs = operands([1, 2, 0, 3], "rows")
+    with gemmtune.torch.record("cpu") as recording, pytest.raises(NotImplementedError):
+        torch._scaled_grouped_mm(x, w.transpose(-2, -1), of_x, of_w, offs=offs)
+    (found,) = recording.problems()
+    problem = problem_from_wire({name: value for name, value in found.items() if name != "count"})
+    assert problem == fp8(6, ROWS, dtype_d="bf16")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, dynamic: bool) -> None:
+    x, w, of_x, of_w, offs = given = operands([1, 2, 0, 3], "rows")
+
+    def product(x: Any, w: Any, of_x: Any, of_w: Any, offs: Any) -> Any:
+        return torch._scaled_grouped_mm(x, w.transpose(-2, -1), of_x, of_w, offs=offs)
+
+    torch._dynamo.reset()
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count, torch.no_grad():
+        out = torch.compile(product, dynamic=dynamic, fullgraph=True)(x, w, of_x, of_w, offs)
+    assert tally(count) == (1, 0)
+    assert right(out, given, [1, 2, 0, 3])
+
+
+def test_calls_of_torchs_that_are_no_such_product() -> None:
+    x, w, of_x, of_w, offs = operands([1, 2, 0, 3], "rows")
+    wt, nothing = w.transpose(-2, -1), (None, None, None)
+    known = ScaledGroupedProduct(6, E, N, K, "rows", torch.bfloat16)
+    assert of_call(x, wt, of_x, of_w, offs, *nothing) == known
+    assert of_call(x, wt, of_x, of_w, offs, None, None, torch.float32) == known._replace(
+        out_dtype=torch.float32
+    )
+    for other in (
+        (x, wt, of_x, of_w, None, *nothing), (x, wt, of_x, of_w, offs.long(), *nothing),
+        (x, wt, of_x, of_w, offs[:2], *nothing), (x, wt, of_x, of_w, offs.to("meta"), *nothing),
+        (x, wt, of_x, of_w, offs, of_w, None, None), (x, wt, of_x, of_w, offs, None, of_x, None),
+        (x, wt, of_x, of_w, offs, None, None, torch.float64), (x[:0], wt, of_x[:0], of_w, offs, *nothing),
+        (x.bfloat16(), wt, of_x, of_w, offs, *nothing), (x, w, of_x, of_w, offs, *nothing),
+        (x, wt, of_x.half(), of_w, offs, *nothing), (x, wt, of_x[:1], of_w, offs, *nothing),
+        (x, wt, of_x, of_w[:, :2], offs, *nothing), (x, wt[0], of_x, of_w, offs, *nothing),
+    ):  # fmt: skip
+        assert of_call(*other) is None
