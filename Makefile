@@ -88,10 +88,13 @@ $(VENV)/.setup: pyproject.toml .ci/system-packages
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check --editable .
 	@touch $@
 
-# Modules are compiled when they are imported: most of what the tools bring never is.
-$(VENV)/.dev: $(VENV)/.setup
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --editable '.[dev]'
-	@touch $@
+# One call of pip finds the versions of everything once; ALSO names more packages for it. Modules are compiled when
+# they are imported: most of what the tools bring never is.
+$(VENV)/.dev: pyproject.toml .ci/system-packages
+	@bash .ci/system-packages
+	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --editable '.[dev]' $(ALSO)
+	@touch $(VENV)/.setup $@
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info client/build client/*.egg-info
