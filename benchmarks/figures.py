@@ -48,7 +48,7 @@ def _served(name: str, minutes: float, models: str, batches: str) -> Step:
     )  # fmt: skip
 
 
-_LOW_BIT = "grouped-ring,grouped-wgmma,dequant-gemv,dequant-ring,dequant-wgmma,triton-fused-moe"
+_LOW_BIT = "grouped-ring,grouped-wgmma,grouped-dequant-wgmma,dequant-gemv,dequant-ring,dequant-wgmma,triton-fused-moe"
 #: In the order of their worth on a device that has no figures yet: what is right comes before what is fast.
 STEPS = (
     _step("tests", 4, "pytest -q -m cuda tests/backends/gpu tests/backends/cuda tests/client/torch"),
@@ -59,12 +59,21 @@ STEPS = (
         "--routings uniform --seconds 3 --minutes 4 --json OUT",
     ),
     _step(
+        "grouped-weights", 4,
+        "benchmarks.grouped --models gpt-oss-20b --kinds bf16 w4a16 mxfp4 --tokens 1 8 64 512 "
+        "--routings uniform --seconds 2 --minutes 4 --json OUT",
+    ),
+    _step(
         "lowbit", 3, "benchmarks.lowbit --kinds w4a16 w4a16_mxfp4 --tokens 1 8 32 64 128 --quick --json OUT"
     ),
     _step("moe-layer", 4, "benchmarks.moe_layer --quick --minutes 4 --json OUT"),
     _served("moe-models", 6, "mixtral-4-layers qwen3-30b-a3b-8-layers", "1 8 64"),
     _step("grouped", 2, "benchmarks.grouped --quick --json OUT"),
     _step("grouped-fp8-rows", 2, "benchmarks.grouped --quick --kinds bf16 fp8_rows --json OUT"),
+    _step(
+        "lowbit-llama-3-70b", 9,
+        "benchmarks.lowbit --models llama-3-70b --tp 1 8 --kinds w4a16 w8a16 --seconds 1.5 --minutes 8 --json OUT",
+    ),
     _step("lowbit-bytes", 4, "benchmarks.lowbit --kinds w8a8_int8_rows w8a8_fp8_rows --quick --json OUT"),
     _step("service", 9, "benchmarks.service_tuning --problems 50 --rounds 5 --first 0 --thorough 0 --output OUT"),
     _step(
