@@ -11,6 +11,7 @@ from typing import Any
 
 from gemmtune.torch import extension, watch
 from gemmtune.torch.any_product import AnyProduct
+from gemmtune.torch.grouped import ends
 from gemmtune.torch.served import in_use
 
 
@@ -62,11 +63,13 @@ class Memory:
 class Report:
     """The lines, those that saved most first, then those that torch ran most often. `memory` is what the
     tables in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts
-    them."""
+    them. `wrong_ends`: ends of groups that rows read though they were negative, beyond the rows or before
+    the end of the group before; rows of such groups are wrong, and no other memory is touched."""
 
     lines: tuple[Line, ...]
     memory: Memory
     path: str
+    wrong_ends: int = 0
 
     @property
     def hits(self) -> int:
@@ -90,7 +93,11 @@ class Report:
         saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
         total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
         rows = [str(line) for line in self.lines]
-        return "\n".join([head, *rows, total, str(self.memory), f"rows are launched by {self.path}"])
+        tail = [total, str(self.memory), f"rows are launched by {self.path}"]
+        if self.wrong_ends:
+            what = "negative, beyond the rows, or before the end of the group before"
+            tail.append(f"{self.wrong_ends} ends of groups were wrong ({what}): look at what makes offs")
+        return "\n".join([head, *rows, *tail])
 
 
 class Count:
@@ -99,6 +106,8 @@ class Count:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Counter[tuple[AnyProduct, Any]] = Counter()
+        ends.prepare()
+        self._wrong_before = ends.counted()
 
     def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """See Watcher."""
@@ -106,12 +115,13 @@ class Count:
             self._calls[(product, row)] += 1
 
     def report(self) -> Report:
-        """What was counted so far."""
+        """What was counted so far. Waits for the devices."""
         with self._lock:
             calls = dict(self._calls)
         lines = [_line(product, row, count) for (product, row), count in calls.items()]
         ordered = sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))
-        return Report(tuple(ordered), memory(), extension.path_in_use())
+        wrong = ends.counted() - self._wrong_before
+        return Report(tuple(ordered), memory(), extension.path_in_use(), wrong)
 
 
 def memory() -> Memory:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.products import GroupedProduct, by_torch
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.served import Served, current
@@ -82,6 +83,7 @@ def run_grouped(served: Served, product: GroupedProduct, x: Any, weight: Any, of
         return None
     if WATCHERS:
         tell(product, row, row.runtime.type)
+        ends.check(offsets, product.m)
     return out[: product.m]
 
 

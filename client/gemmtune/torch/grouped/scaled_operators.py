@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.operators import GroupError, checked, smallest
 from gemmtune.torch.grouped.scaled import (
     OUTPUTS,
@@ -97,6 +98,7 @@ def run_scaled_grouped(
         return None
     if WATCHERS:
         tell(p, row, row.runtime.type)
+        ends.check(offsets, p.m)
     return out[: p.m]
 
 

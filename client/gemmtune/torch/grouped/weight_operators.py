@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.experts import form_of_experts
 from gemmtune.torch.grouped.operators import GroupError, smallest
 from gemmtune.torch.grouped.weights import TYPES, GroupedWeightProduct, by_dequantising
@@ -89,6 +90,7 @@ def _by_row(
         return None
     if WATCHERS:
         tell(p, row, row.runtime.type)
+        ends.check(offsets, p.m)
     return out[: p.m]
 
 

@@ -77,6 +77,32 @@ def test_any_counts_run_by_the_row(table: Table, counts: list[int], dtype: Any) 
     assert right(out, x, w, counts)
 
 
+def test_wrong_ends_are_counted_while_a_report_watches(table: Table) -> None:
+    x, w, offs = operands([1, 2, 0, 3])
+    negative, beyond, back = ([-1, 3, 3, 6], [1, 3, 3, 7], [3, 1, 3, 6])
+    with gemmtune.torch.enable(table):
+        with gemmtune.torch.report() as count:
+            grouped_mm(x, w, offs)
+            assert count.report().wrong_ends == 0
+            assert "wrong" not in str(count.report())
+            for number, wrong in enumerate((negative, beyond, back), 1):
+                grouped_mm(x, w, torch.tensor(wrong, dtype=torch.int32))
+                assert count.report().wrong_ends == number
+        assert count.report().hits == 4
+        assert "3 ends of groups were wrong" in str(count.report())
+        grouped_mm(x, w, torch.tensor(beyond, dtype=torch.int32))  # nobody watches
+        with gemmtune.torch.report() as another:
+            grouped_mm(x, w, offs)
+        assert (another.report().wrong_ends, count.report().wrong_ends) == (0, 3)
+
+
+def test_ends_beyond_the_rows_of_a_padded_call_are_wrong(table: Table) -> None:
+    x, w, _ = operands([1, 2, 0, 0])
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        grouped_mm(x, w, torch.tensor([1, 3, 3, 5], dtype=torch.int32))
+    assert (count.report().hits, count.report().wrong_ends) == (1, 1)
+
+
 def test_rows_between_are_padded_to_the_next(table: Table) -> None:
     every = ([1, 0, 0, 0], [0, 3, 2, 0], [1, 10, 0, 9], [30, 11, 0, 0])
     given = [operands(counts) for counts in every]
