@@ -10,7 +10,7 @@ DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
 # Larger problems are skipped and counted, so that the demo ends within three minutes.
 DEMO_MAX_GFLOP := 1.5
 DEMO_SECONDS   := 1.5
-# Three test files at a time, in folder order: suites wait for processes and disks a third of their time.
+# Three test files at a time, in the order of tests/conftest.py: suites wait for processes and disks a third of their time.
 SIDE_BY_SIDE   := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick exhaustive genuine chaos bundles lint format wheels setup dev clean

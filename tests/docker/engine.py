@@ -229,6 +229,6 @@ class Engine:
 
     def close(self) -> None:
         """Takes everything away."""
-        # Containers are unmounted; then the folder is all that is left. To remove images one by one takes a minute.
+        # Containers are unmounted; then the folder is all that is left. Removing images takes a minute.
         subprocess.run(["buildah", "rm", "--all"], env=self.env, capture_output=True, check=False)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from tests.golden import access, candidates
 
 RECORDED = json.loads(candidates.RECORD.read_text())
 #: Every how many-th problem the quick test lists: of decode, prefill, squares and odd sizes alike.
-_STEP = 16
+_STEP = 32
 
 
 def _same(arch: str, step: int) -> None:

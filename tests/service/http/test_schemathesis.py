@@ -38,7 +38,7 @@ OPERATIONS = [
     if not path.endswith("events")
 ]
 SETTINGS = settings(
-    max_examples=25, deadline=None, derandomize=True, database=None,
+    max_examples=15, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 CHECKS = (
