@@ -65,11 +65,12 @@ SAMPLED = {
 }  # fmt: skip
 MISTAKES, _FEW = 12, 3
 
-#: Files that wait for processes, disks and networks most of their time, the longest first. They are spread over
-#: a run that several processes share, so that few wait at once while the processors idle.
+#: Files that wait for processes, disks and networks most of their time, the longest first. They are spread
+#: over a run that several processes share, so that few wait at once while the processors idle.
 WAITING = (
     "docker/test_image.py", "service/test_worker.py", "service/dashboard/test_browser.py",
-    "chaos/test_chaos.py", "service/test_hip_on_host.py", "tuners/test_planted.py", "service/test_rolling_upgrade.py",
+    "chaos/test_chaos.py", "service/test_hip_on_host.py", "tuners/test_planted.py",
+    "service/test_rolling_upgrade.py",
     "tuners/test_device_process.py", "service/test_crashes.py", "service/test_commands.py",
     "service/test_serve.py", "service/test_tracing.py", "service/test_bundle_command.py",
     "tuners/judge/test_client.py",
