@@ -23,6 +23,7 @@ from backends.registry import BACKENDS, FoundDevice
 from backends.user_kernels.source import UserKernel
 from tuners import device_calls
 from tuners.device_process import DeviceProcessSettings
+from tuners.interrupts import uninterrupted
 from tuners.process_folder import ProcessFolder
 
 T = TypeVar("T")
@@ -125,7 +126,9 @@ class DevicePool:
         """The call's future. The first one starts the pool's threads and the process. Raises
         ResourcesExhausted."""
         try:
-            return self._pool.schedule(call, args=list(arguments), timeout=limit)
+            # Ctrl-C while the queue wakes the pool's thread can leave that waiting for good, and close().
+            with uninterrupted():
+                return self._pool.schedule(call, args=list(arguments), timeout=limit)
         except (OSError, MemoryError, RuntimeError) as error:
             if is_exhausted(error):
                 raise exhausted(error) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from backends.cache import BinaryCache
 from backends.errors import CompilerMissing, DeviceLost
 from backends.registry import find_device
-from tuners.selftest.device import Deadline, DeviceUnderTest, uninterrupted
+from tuners.selftest.device import Deadline, DeviceUnderTest
 from tuners.selftest.program import program
 from tuners.selftest.report import Check, CheckStatus, Report, Section
 from tuners.selftest.run import Part, run_parts
@@ -108,19 +107,6 @@ def test_a_part_has_its_share_and_the_last_one_all_that_is_left(
     assert [part.limit for part in parts] == [25.0, 25.0, 30.0]
     assert report.seconds == 75.0
     assert [section.seconds for section in report.sections] == [10.0, 60.0, 5.0]
-
-
-def test_an_interrupt_waits_for_a_block_that_must_not_be_left_half_done() -> None:
-    done = []
-
-    def half() -> None:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append("the rest of the block")
-
-    with pytest.raises(KeyboardInterrupt):
-        half()
-    assert done == ["the rest of the block"]
 
 
 # ---- the report ----------------------------------------------------------------------------------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from backends.cache import BinaryCache
@@ -14,6 +11,7 @@ from backends.environment import Environment
 from backends.protocol import Backend
 from backends.registry import FoundDevice, backend
 from tuners.device_client import DeviceClient
+from tuners.interrupts import uninterrupted
 
 #: Time limit for opening the device, laying out operands, computing references and verifying a candidate. All
 #: problems are small; what takes longest is opening a framework's and a library's files for the first time.
@@ -36,23 +34,6 @@ class Deadline:
     def over(self) -> bool:
         """Whether it has passed."""
         return self.left <= 0
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until the block has ended: a process that is half started or half ended would be left
-    behind. Without effect in a thread other than the main one, which gets no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if pending:
-            signal.raise_signal(signal.SIGINT)
 
 
 class DeviceUnderTest:
