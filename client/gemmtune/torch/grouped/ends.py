@@ -20,22 +20,27 @@ _COUNTS: dict[Any, Any] = {}
 
 
 def prepare() -> None:
-    """Makes the counts of the host and of every GPU that is in use: none can be made during a graph's
-    capture."""
-    devices = [torch.device("cpu")]
+    """Makes the counts of the host and of every GPU on which this process has tensors: none can be made
+    during a graph's capture, and on another GPU one would begin a context, which takes its memory."""
+    _make(torch.device("cpu"))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    for device in devices:
-        _count_of(device)
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):
+                _make(torch.device("cuda", index))
 
 
 def check(offsets: Any, rows: int) -> None:
     """Counts ends [groups] below 0 or beyond so many rows, and those before the end of the group before them.
-    Nothing waits for the device."""
+    Nothing waits for the device. A device that was first used after prepare() counts from the first call
+    outside a capture on."""
     if is_inside():
         return
+    if offsets.device not in _COUNTS:
+        if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        _make(offsets.device)
     before = torch.nn.functional.pad(offsets[:-1], (1, 0))
-    _count_of(offsets.device).add_(((offsets < before) | (offsets < 0) | (offsets > rows)).sum())
+    _COUNTS[offsets.device].add_(((offsets < before) | (offsets < 0) | (offsets > rows)).sum())
 
 
 def counted() -> int:
@@ -45,8 +50,8 @@ def counted() -> int:
     return sum(int(one.item()) for one in counts)
 
 
-def _count_of(device: Any) -> Any:
-    with _LOCK:
+def _make(device: Any) -> None:
+    # A tensor of inference mode could not be changed outside of it.
+    with _LOCK, torch.inference_mode(False):
         if device not in _COUNTS:
             _COUNTS[device] = torch.zeros((), dtype=torch.int64, device=device)
-        return _COUNTS[device]

@@ -96,6 +96,21 @@ def test_wrong_ends_are_counted_while_a_report_watches(table: Table) -> None:
         assert (another.report().wrong_ends, count.report().wrong_ends) == (0, 3)
 
 
+def test_wrong_ends_are_counted_in_and_outside_of_inference_mode(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmtune.torch.grouped.ends._COUNTS", {})
+    x, w, _ = operands([1, 2, 0, 3])
+    wrong = torch.tensor([1, 3, 3, 7], dtype=torch.int32)
+    with gemmtune.torch.enable(table):
+        with torch.inference_mode(), gemmtune.torch.report() as count:
+            grouped_mm(x, w, wrong)
+            assert count.report().wrong_ends == 1
+        with gemmtune.torch.report() as count:
+            grouped_mm(x, w, wrong)
+            assert count.report().wrong_ends == 1
+
+
 def test_ends_beyond_the_rows_of_a_padded_call_are_wrong(table: Table) -> None:
     x, w, _ = operands([1, 2, 0, 0])
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
