@@ -18,7 +18,7 @@ from backends.exhaustion import check_resources
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import exported, history, jobs, sessions
+from db import exported, history, jobs, sessions, table_history
 from db.engine import DatabaseUnavailable, now, writing
 from db.jobs import StartedJob
 from service.requests import request_content
@@ -101,12 +101,16 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
 
 
 def past_results(connection: Connection, start: sessions.SessionStart) -> list[PriorResult]:
-    """What earlier sessions found for near problems, for the search."""
-    where = start.environment.device_class
-    return [
-        PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio)
-        for one in history.nearest(connection, start.problem, where, start.policy_id)
-    ]
+    """What earlier sessions found for near problems, for the search. Where there is no such session, what
+    pre-tuned tables say."""
+    asked = start.problem, start.environment.device_class, start.policy_id
+    found = history.nearest(connection, *asked)
+    measured = {(one.problem, one.environment.device_class) for one in found}
+    found += [
+        one for one in table_history.nearest(connection, *asked)
+        if (one.problem, one.environment.device_class) not in measured
+    ]  # fmt: skip
+    return [PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio) for one in found]
 
 
 def earlier_winners(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
