@@ -162,10 +162,10 @@ def winners(
 
 
 def incumbent(connection: Connection, start: SessionStart) -> str | None:
-    """The solution that won the latest verdict of the same problem in the same environment under the same
-    policy; None if there is none, or its default stayed."""
+    """The solution that the latest verdict of the same problem in the same environment under the same policy
+    left in use, its default if nothing won; None if there is no verdict."""
     query = (
-        select(_verdict.c.judgement, _verdict.c.winner_id)
+        select(_verdict.c.winner_id)
         .join(_session, _session.c.id == _verdict.c.session_id)
         .where(
             _verdict.c.problem_id == start.problem.id,
@@ -177,8 +177,7 @@ def incumbent(connection: Connection, start: SessionStart) -> str | None:
         .order_by(_verdict.c.number.desc())
         .limit(1)
     )
-    row = connection.execute(query).first()
-    return row.winner_id if row is not None and row.judgement == "WIN" else None
+    return connection.execute(query).scalar()
 
 
 def takes(connection: Connection, session_id: str) -> int:

@@ -21,16 +21,18 @@ from tuners.baselines import Fate, TriedBaseline
 from tuners.confirmation import Confirmation
 from tuners.intervals import Interval, paired, rank
 
-#: The incumbent, the winner of the problem's latest verdict in the same environment, keeps its WIN as long as
-#: it is shown to be faster than the baseline by this share of the margin. Without it a gain as large as the
-#: margin is a WIN in every other tuning.
-INCUMBENT_SHARE = 0.5
+#: The incumbent is what the problem's latest verdict in the same environment left in use. A candidate keeps
+#: its WIN as long as it is shown to be faster than the baseline by INCUMBENT_SHARE of the margin, and its
+#: place as long as it is no more than CHALLENGE_SHARE of the margin behind the fastest. Where the baseline is
+#: the incumbent, a WIN needs CHALLENGE_SHARE of the margin. Without them a gain as large as the margin is a
+#: WIN in every other tuning, and a lead as large as the margin makes another winner.
+INCUMBENT_SHARE, CHALLENGE_SHARE = 0.5, 1.5
 
 
 class Judgement(StrEnum):
     """WIN: the whole confidence interval of the speedup lies above 1, and the median gain is at least the
-    margin, for the incumbent INCUMBENT_SHARE of it. LOSS: every candidate was shown to be slower than the
-    baseline. TIE: neither could be shown. The baseline stays in use after a TIE and a LOSS."""
+    margin, or the share of it that the incumbent asks for. LOSS: every candidate was shown to be slower than
+    the baseline. TIE: neither could be shown. The baseline stays in use after a TIE and a LOSS."""
 
     WIN = "WIN"
     TIE = "TIE"
@@ -227,7 +229,8 @@ class Final:
 
     def least_gain(self, name: str) -> float:
         """The gain over the baseline that makes the candidate a winner."""
-        return self.rule.margin * (INCUMBENT_SHARE if name == self.incumbent else 1.0)
+        others = CHALLENGE_SHARE if self.incumbent == self.baseline else 1.0
+        return self.rule.margin * (INCUMBENT_SHARE if name == self.incumbent else others)
 
     def wins(self, name: str) -> bool:
         """Whether the candidate is shown to be faster than the baseline, by at least its least_gain()."""
@@ -245,11 +248,17 @@ class Final:
 
     def tied(self, winners: Sequence[str]) -> list[str]:
         """Of candidates that win, the fastest and those that tie with it: not shown to be slower than it by
-        more than the margin, and no more than the margin behind it in the median."""
-        best, most = self.fastest(winners), 1 + self.rule.margin
-        behind = {name: self.ratio(name, best) for name in winners if name != best}
-        # The median limits what a choice costs where intervals are wide.
-        return [n for n in winners if n == best or (behind[n].low <= most and behind[n].mid <= most)]
+        more than the margin, and no more than the margin behind it in the median, the incumbent no more than
+        CHALLENGE_SHARE of it."""
+        best, margin = self.fastest(winners), self.rule.margin
+        found = []
+        for name in winners:
+            behind = self.ratio(name, best)
+            # The median limits what a choice costs where intervals are wide.
+            most = margin * (CHALLENGE_SHARE if name == self.incumbent else 1.0)
+            if name == best or (behind.low <= 1 + margin and behind.mid <= 1 + most):
+                found.append(name)
+        return found
 
     def preferred(self, winners: Sequence[str]) -> str:
         """Of several candidates that win, the preferred one among those that tie with the fastest. Whatever
@@ -363,8 +372,15 @@ def _not_won(final: Final, chosen: str, lost: bool) -> tuple[Judgement, str]:
     if lost:
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     if final.against_base[chosen].high < 1.0:
-        return Judgement.TIE, f"faster, but by less than the margin of {final.rule.margin:.0%}"
+        return Judgement.TIE, _too_little(final, chosen)
     return Judgement.TIE, "the difference from the baseline is within the noise"
+
+
+def _too_little(final: Final, name: str) -> str:
+    least, margin = final.least_gain(name), f"the margin of {final.rule.margin:.0%}"
+    if least > final.rule.margin and final.against_base[name].mid <= 1 - final.rule.margin:
+        return f"faster, but by less than {least:.1%}, which replaces a default that stayed before"
+    return f"faster, but by less than {margin}"
 
 
 def _no_winner(final: Final) -> tuple[Judgement, str]:
@@ -379,5 +395,5 @@ def _no_winner(final: Final) -> tuple[Judgement, str]:
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     leader = final.fastest([baseline, *others])
     if leader != baseline and final.against_base[leader].high < 1.0:
-        return Judgement.TIE, f"faster, but by less than the margin of {final.rule.margin:.0%}"
+        return Judgement.TIE, _too_little(final, leader)
     return Judgement.TIE, "the difference from the baseline is within the noise"

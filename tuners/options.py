@@ -97,8 +97,10 @@ class RaceOptions:
     overtime: float = 2.0
     overtime_seconds: float = 20.0
     #: A bounded budget may be overrun by this share of it for the rounds that a decision needs: a final that
-    #: ends one round before it has decided nothing.
+    #: ends one round before it has decided nothing. If they do not fit, the slowest finalists leave, from the
+    #: round `narrow_after` on.
     grace: float = 0.1
+    narrow_after: int = 3
     #: Candidates that are in the race only for an export target take at most this share of the final.
     target_share: float = 0.2
     #: Number of an export target's candidates that enter the heats if none of them is near the fastest.
@@ -107,6 +109,9 @@ class RaceOptions:
     #: budget if that is less. Slower ones get the rounds that a decision needs.
     confirm_seconds: float = 0.15
     confirm_share: float = 0.15
+    #: For these rounds it may overrun a bounded budget by this share of it: a WIN that the final showed would
+    #: be lost to the time that the search took.
+    confirm_grace: float = 0.25
     #: Number of input seeds on which the winner is proven, and each export target's winner.
     proof_seeds: int = 5
 

@@ -53,6 +53,8 @@ class Race:
         self.heats: dict[str, list[float]] = {}
         #: Finalists that were shown to be slower than the leader: eliminated, or reserved for a target.
         self.slower: list[str] = []
+        #: Finalists that had to leave for the others to have the rounds that a decision needs.
+        self.narrowed: list[str] = []
         #: Those that were eliminated -> round of the final -> seconds.
         self.dropped: dict[str, dict[int, float]] = {}
         #: Reserved candidates -> round of the final -> seconds.
@@ -153,7 +155,12 @@ class Race:
     @property
     def comparisons(self) -> int:
         """Candidates that the decision compares with the baseline."""
-        return len(self.times.keys() | self.reserved.keys() | set(self.slower)) - 1
+        return len(self.times.keys() | self.reserved.keys() | set(self.eliminated)) - 1
+
+    @property
+    def eliminated(self) -> list[str]:
+        """Finalists that left the final. They count as comparisons: its samples decided which."""
+        return self.slower + self.narrowed
 
     def halve(self, fixed: Sequence[str]) -> None:
         """Eliminates the slower half after a heat, but never the `fixed` entrants. The fastest candidate of a
@@ -199,6 +206,29 @@ class Race:
                 continue
             self.dropped[name] = dict(enumerate(values))
             why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
+            evidence = self.evidence(name) | why
+            yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, tuple(values), evidence)
+
+    def narrow(self, kept: Collection[str], share: float) -> Iterator[Outcome]:
+        """Eliminates the slowest finalists, but never the `kept` ones nor the last other one, until a round
+        takes `share` of what it takes now. Nothing shows them to be slower. The last candidate of a target is
+        reserved instead."""
+        ratios = {name: self._against(name, self.baseline).mid for name in self.times}
+        free = sorted((n for n in self.times if n not in kept), key=lambda n: (ratios[n], n))
+        longest = {name: self._lengths.get(name, 0.0) for name in self.times}
+        most, out = share * sum(longest.values()), list[str]()
+        while len(free) > 1 and sum(longest.values()) > most:
+            out.insert(0, free.pop())
+            del longest[out[0]]
+        last = self._last_of_targets(out)
+        for name in out:
+            values = self.times.pop(name)
+            if name in last:
+                self.reserved[name] = dict(enumerate(values))
+                continue
+            self.narrowed.append(name)
+            self.cut[name] = self.heats.get(name, [])
+            why = {"rule": "with it the rounds that a decision needs did not fit the budget"}
             evidence = self.evidence(name) | why
             yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, tuple(values), evidence)
 

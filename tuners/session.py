@@ -45,8 +45,8 @@ class Session:
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
     that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
     seconds for the problem, for a search that stops at a share of it. `winners` of earlier sessions are timed
-    right after the baselines; `incumbent` is the id of the one that the latest verdict in the same
-    environment named (decide.py). `prior`: what earlier tunings found, for the strategy."""
+    right after the baselines; `incumbent` is the id of what the latest verdict in the same
+    environment left in use (decide.py). `prior`: what earlier tunings found, for the strategy."""
 
     def __init__(
         self,
@@ -259,7 +259,9 @@ class Session:
 
         try:
             # The incumbent is never eliminated by the noise of a heat: only the final shows it to be slower.
-            kept = [*fixed, *(name for name in (self._incumbent,) if name in race.times)]
+            kept = list(fixed)
+            if self._incumbent in race.times.keys() - set(fixed):
+                kept.append(self._incumbent)
             while len(race.times) - len(kept) > max(1, self._race.finalists - (len(kept) - len(fixed))):
                 aim = race.rounds + self._race.heat_rounds
                 while race.rounds < aim:
@@ -283,6 +285,9 @@ class Session:
                 another = self.counts.measuring_seconds + took() - before
                 grace = self._race.grace * budget.seconds if race.rounds < needed else 0.0
                 late = late or (budget.bounded and another > limit + grace)
+                if budget.bounded and self._race.narrow_after <= race.rounds < needed:
+                    left = (limit + grace - self.counts.measuring_seconds) / (needed - race.rounds)
+                    yield from race.narrow(kept, left * race.rounds / (took() - heats))
                 if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
                     late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
@@ -310,7 +315,7 @@ class Session:
     def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
             race.times, race.baseline, baseline.name, self.settings.rule,
-            preference(race, self._winners, self._incumbent), others, race.slower, race.reserved,
+            preference(race, self._winners, self._incumbent), others, race.eliminated, race.reserved,
             incumbent=self._incumbent,
         )  # fmt: skip
 
@@ -324,7 +329,7 @@ class Session:
         partly = race.reserved | race.dropped
         order = preference(race, self._winners, self._incumbent)
         final = Final(
-            race.times, race.baseline, self.settings.rule, order, race.slower, partly, self._incumbent
+            race.times, race.baseline, self.settings.rule, order, race.eliminated, partly, self._incumbent
         )
         self._compared = {name: final.fate(name) for name in defaults if final.has(name)}
         proven, wrong = {verdict.winner}, set[str]()
@@ -360,7 +365,7 @@ class Session:
         most, grace = max(options.overtime * budget.seconds, options.overtime_seconds), 0.0
         if budget.bounded:
             most = max(0.0, budget.seconds - self.counts.measuring_seconds)
-            grace = options.grace * budget.seconds
+            grace = options.confirm_grace * budget.seconds
         seconds = short_seconds(self.settings)
         plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most, grace)
         begin = self._clock()

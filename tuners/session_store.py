@@ -100,8 +100,8 @@ class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
     the same settings without an error, solutions that imported files name for the problem, those that won
     earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the
-    nearest first. `incumbent`: id of the solution that won the latest session with a verdict in the same
-    environment under the same policy; None if its default stayed."""
+    nearest first. `incumbent`: id of the solution that the latest verdict in the same environment under the
+    same policy left in use, a default or a winner; None if there is none."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None

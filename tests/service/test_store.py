@@ -521,7 +521,7 @@ FILE = {
 }  # fmt: skip
 
 
-def test_the_winner_of_the_latest_verdict_in_this_environment_is_the_incumbent(engine: Engine) -> None:
+def test_what_the_latest_verdict_in_this_environment_left_in_use_is_the_incumbent(engine: Engine) -> None:
     def incumbent(environment: Environment = HERE) -> str | None:
         spec = replace(SPEC, environment=environment)
         return DirectStore(engine, "reader").start(spec).incumbent
@@ -543,4 +543,4 @@ def test_the_winner_of_the_latest_verdict_in_this_environment_is_the_incumbent(e
     ended("file", candidate(4), imported=True)
     assert (incumbent(), incumbent(UPDATED)) == (candidate(2).id, candidate(3).id)
     ended("third", BASELINE)
-    assert incumbent() is None, "the default stayed"
+    assert incumbent() == BASELINE.id, "the default stayed"

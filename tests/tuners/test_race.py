@@ -227,3 +227,22 @@ def test_rivals_need_more_precision_than_the_default() -> None:
     assert not rounds({**close, "rival": spread(1.5, 0.004)}).settled(RULE)
     assert not rounds(close, precision=0.001).settled(RULE)
     assert rounds({**close, "rival": spread(1.5, 0.004)}, tie_precision=0.005).settled(RULE)
+
+
+def test_a_final_that_is_too_long_loses_its_slowest_finalists() -> None:
+    race = Bench({"base": 1.0, "kept": 0.9, "a": 0.5, "b": 0.6, "c": 0.7, "lib": 0.8}).race(
+        {"library": {"lib"}}
+    )
+    race.start_final()
+    ran(race, 3)
+    assert list(race.narrow([race.baseline], 1.0)) == []
+    kept = next(name for name in race.times if "kept" in name)
+    (left,) = race.narrow([race.baseline, kept], 0.7)  # 4.5 s a round: 3.15 without lib and c
+    assert (left.phase, left.status, len(left.samples)) == (Phase.FINAL, Status.PRUNED, 3)
+    assert names_of(race.times) == {"base", "kept", "a", "b"}
+    assert names_of(race.reserved) == {"lib"}, "a target keeps its last candidate"
+    assert names_of(race.cut) == names_of(race.narrowed) == {"c"}
+    assert race.slower == []
+    assert race.comparisons == 5, "its samples chose whom the final compares"
+    assert [names_of([one.solution.id]) for one in race.narrow([race.baseline, kept], 0.0)] == [{"b"}]
+    assert names_of(race.times) == {"base", "kept", "a"}, "the last other one stays"

@@ -126,6 +126,19 @@ def check_incumbent(module: Module) -> None:
     assert judged(module, unsure, incumbent="a").judgement == "TIE"
     found = judged(module, {"base": steady(1.0), "a": steady(0.985), "b": steady(0.9)}, incumbent="a")
     assert found.winner == "b", "a candidate that is shown to be faster takes its place"
+    # The default keeps its place in the same way, ...
+    for ratio, incumbent, wins in ((0.975, "base", False), (0.965, "base", True), (0.975, None, True)):
+        times = {"base": steady(1.0), "a": steady(ratio)}
+        assert (judged(module, times, incumbent=incumbent).judgement == "WIN") == wins
+    # ... and the incumbent its own, although another is a little faster than the margin.
+    unsure = [1.025 if at % 2 else 1.015 for at in range(ROUNDS)]
+    for behind, incumbent, winner in (
+        (1.025, "a", "a"), (1.025, None, "b"), (1.035, "a", "b"), (1.015, None, "a"),
+    ):  # fmt: skip
+        rounds = [0.5 * behind * (1.01 if at % 2 else 0.99) for at in range(ROUNDS)]
+        times = {"base": steady(1.0), "a": rounds, "b": [0.5] * ROUNDS}
+        found = judged(module, times, preference={"a": (0,), "b": (1,)}, incumbent=incumbent)
+        assert found.winner == winner, (behind, incumbent)
 
 
 CHECKS = (
@@ -220,9 +233,9 @@ CHANGES = [
         "family not in LIBRARY_FAMILIES",
         "family in LIBRARY_FAMILIES",
     ),
-    (true_decide, "ties beyond the margin", "1 + self.rule.margin\n        behind", "1.1\n        behind"),
-    (true_decide, "ties within noise only", "behind[n].low <= most and", "behind[n].low <= 1.0 and"),
-    (true_decide, "a tie of any median", " and behind[n].mid <= most)]", ")]"),
+    (true_decide, "ties beyond the margin", "if name == self.incumbent else 1.0)\n", "* 4)\n"),
+    (true_decide, "ties within noise only", "behind.low <= 1 + margin and", "behind.low <= 1.0 and"),
+    (true_decide, "a tie of any median", " and behind.mid <= 1 + most)", ")"),
     (
         true_decide,
         "a tie without a WIN of its own",
@@ -238,11 +251,46 @@ CHANGES = [
     (
         true_decide,
         "half of the margin for all",
-        "(INCUMBENT_SHARE if name == self.incumbent else 1.0)",
+        "(INCUMBENT_SHARE if name == self.incumbent else others)",
         "0.5",
     ),
-    (true_decide, "an incumbent like the others", "if name == self.incumbent else 1.0", "if False else 1.0"),
-    (true_decide, "an incumbent without a margin", "INCUMBENT_SHARE = 0.5", "INCUMBENT_SHARE = 0.0"),
+    (
+        true_decide,
+        "an incumbent like the others",
+        "if name == self.incumbent else others",
+        "if False else others",
+    ),
+    (true_decide, "an incumbent without a margin", "CHALLENGE_SHARE = 0.5", "CHALLENGE_SHARE = 0.0"),
+    (
+        true_decide,
+        "a default that keeps no place",
+        "if self.incumbent == self.baseline else 1.0",
+        "if False else 1.0",
+    ),
+    (
+        true_decide,
+        "a default that all must beat twice",
+        "if self.incumbent == self.baseline else 1.0",
+        "if True else 1",
+    ),
+    (
+        true_decide,
+        "an incumbent that ties like the others",
+        "most = margin * (CHALLENGE_SHARE if name",
+        "most = margin * (1 if name",
+    ),
+    (
+        true_decide,
+        "all tie like an incumbent",
+        "(CHALLENGE_SHARE if name == self.incumbent else 1.0)",
+        "CHALLENGE_SHARE",
+    ),
+    (
+        true_decide,
+        "an incumbent that is never replaced",
+        "(behind.low <= 1 + margin and behind",
+        "(name == self.incumbent or behind",
+    ),
     (
         true_decide,
         "a target's fastest, not its tie-break",

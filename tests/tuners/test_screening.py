@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backends.cpu.backend import CpuBackend
-from backends.outcome import Outcome, Phase
+from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
 from backends.solution import Solution
 from backends.traits import GPU_TRAITS
@@ -19,14 +20,14 @@ from tuners.ceilings import Ceilings, CeilingsOf
 from tuners.decide import Judgement
 from tuners.device_process import Task
 from tuners.measure import Rotation
-from tuners.options import RaceOptions, ScreeningOptions
+from tuners.options import RaceOptions, ScreeningOptions, SearchOptions
 from tuners.recorded_session import RecordedSession
 from tuners.session import Session
 from tuners.session_store import MemoryStore
 from tuners.strategies import PriorKnowledge
 from tuners.tuning_settings import TuningSettings
 
-OPTIONS = ScreeningOptions()
+OPTIONS, OPTIONS_OF = ScreeningOptions(), SearchOptions()
 
 
 class Beside(CpuBackend):
@@ -343,3 +344,28 @@ def test_a_bounded_final_ends_with_the_budget_and_is_no_win_if_open(
         assert ("too few rounds fitted the budget" in run.verdict.reason) is slow
     else:
         assert run.verdict.judgement is Judgement.WIN
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+def test_the_slowest_finalists_leave_where_the_rounds_that_decide_would_not_fit(narrows: bool) -> None:
+    """The device is three times slower in the final than it was in the screening."""
+    names = [f"c{i}" for i in range(6)]
+    series = [0.012] * 40 + [0.036] * 4000
+    runner = RecordedRunner(series, speed={**dict.fromkeys(names, 0.5), "c0": 0.45})
+    options = OPTIONS_OF if narrows else replace(OPTIONS_OF, race=replace(RaceOptions(), narrow_after=100))
+    run = session(
+        runner, ("base", *names), budget=Budget(1.0, bounded=True), targets=(), options=options
+    )  # fmt: skip
+    outcomes = list(run.run())
+    assert run.verdict is not None
+    left = [one for one in outcomes if one.phase is Phase.FINAL and one.status is Status.PRUNED]
+    if narrows:
+        assert (run.verdict.judgement, run.verdict.winner) == (Judgement.WIN, solution("c0").id)
+        assert {"did not fit the budget" in one.evidence["rule"] for one in left} == {True}
+        assert {one.solution.id for one in left} <= set(run.verdict.tie_set), (
+            "nothing showed them to be slower"
+        )
+    else:
+        assert run.verdict.judgement is Judgement.TIE
+        assert "too few rounds fitted the budget" in run.verdict.reason
+    assert run.counts.measuring_seconds <= 1.0 + RaceOptions().confirm_grace + 0.036 * 1.5
