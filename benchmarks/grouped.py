@@ -223,7 +223,7 @@ def measure(options: argparse.Namespace) -> None:
             say(f"torch {case}: {alone[case]}")
     rows: list[dict[str, Any]] = []
     with DeviceClient(found, kernel_cache()) as runner:
-        types = dict.fromkeys(case.problem.dtype_a for case in wanted)
+        types = dict.fromkeys(case.problem.input_type for case in wanted)
         ceilings = {dtype: ceilings_of(runner, [dtype]) for dtype in types}
         for case in wanted:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
@@ -231,7 +231,7 @@ def measure(options: argparse.Namespace) -> None:
                 break
             one = {
                 **case.words(),
-                **tuned_row(runner, case, options.seconds, ceilings[case.problem.dtype_a]),
+                **tuned_row(runner, case, options.seconds, ceilings[case.problem.input_type]),
                 **alone.get(case, {}),
             }
             rows.append({**one, **ratios(one), "over_bf16": over_bf16(one, rows)})

@@ -15,6 +15,7 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 RESULTS: Mapping[str, str] = {
     "lowbit": "Few rows",
     "lowbit-many-columns": "16-bit activations, more rows",
+    "lowbit-mxfp4": "4-bit weights, MXFP4 among them",
     "lowbit-bytes": "8-bit activations",
     "lowbit-blocks": "8-bit floats with scales of blocks",
 }
