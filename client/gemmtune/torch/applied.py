@@ -229,8 +229,8 @@ def _quantized(model: Any, served: Served) -> Iterator[Any]:
 def _weight_rows(module: Any, served: Served) -> list[TunedRow]:
     """The rows of a QuantizedLinear, for activations of either type."""
     form, bias = module.quantized_weight.form, module.bias is not None
-    keys = [key for key in served.weights if (key[0], key[2]) == (form, bias)]
-    return [row for key in keys for row in served.weights[key].values()]
+    every = served.weights.items()
+    return [row for key, rows in every if (key[0], key[2]) == (form, bias) for row in rows.values()]
 
 
 def _indices(model: Any, served: Served) -> list[int]:

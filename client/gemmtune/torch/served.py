@@ -155,11 +155,11 @@ class Served:
             self.linear[key].clear()
         for key, found in linear.items():
             self.linear.setdefault(key, {}).update(found)
-        for mine, new in (
-            (self.products, products), (self.weights, weights), (self.scaled, scaled), (self.grouped, groups),
-            (self.scaled_grouped, scaled_groups), (self.grouped_weights, weight_groups),
-        ):  # fmt: skip
-            _replace(mine, new)
+        self.products.clear()  # modes hold this dictionary, and iterate over none
+        self.products.update(products)
+        # Another thread may be iterating over these.
+        self.weights, self.scaled, self.grouped = weights, scaled, groups
+        self.scaled_grouped, self.grouped_weights = scaled_groups, weight_groups
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:
@@ -304,11 +304,6 @@ def _kinds(row: Row) -> tuple[Product | None, _OfOperator | None, tuple[str, ...
         return None, group_of_row, grouped.GROUPED_DEFAULTS
     product, bytes_ = of_row(row.canonical), scaled_products.of_row(row)
     return product, bytes_, TORCH_DEFAULTS if product is not None else scaled_products.SCALED_DEFAULTS
-
-
-def _replace(mine: dict[Any, Any], new: dict[Any, Any]) -> None:
-    mine.clear()
-    mine.update(new)
 
 
 def _place(rows: dict[Any, TunedRow], key: Any, tuned: TunedRow) -> None:

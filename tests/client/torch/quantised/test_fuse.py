@@ -144,3 +144,20 @@ def test_compiled_siblings_of_another_m_or_input_compute_alone(weight_table: Tab
         assert sorted({line.n for line in count.report().lines}) == [8, 16]
     for out, rows, one in zip(found, (x, y, x), model.projections, strict=True):
         assert right(out, rows, one.quantized_weight)
+
+
+def test_rows_that_a_thread_goes_through_stay_as_they_were_in_a_refresh(
+    weight_table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What load() of merged weights iterates over, while another thread refreshes the table."""
+    model = Attention()
+    with gemmtune.torch.apply(model, weight_table, fuse=True) as handle:
+        served = handle._served
+        before, items = served.weights, iter(served.weights.items())
+        next(items)
+        monkeypatch.setattr(type(weight_table), "rows", property(lambda _: ()))
+        monkeypatch.setattr(type(weight_table), "digest", property(lambda _: "newer"))
+        monkeypatch.setattr(type(weight_table), "refresh", lambda _: True)
+        assert handle.refresh()
+        assert len(list(items)) == len(before) - 1
+        assert served.weights == {}
