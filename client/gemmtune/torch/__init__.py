@@ -75,9 +75,9 @@ def compile_pass(table: Table) -> Any:
 __all__ = [
     "Applied", "Enabled", "GroupError", "QuantizedExperts", "QuantizedLinear", "QuantizedWeight",
     "Recording", "Report", "ServingError", "WeightError", "apply", "build_extension", "compile_pass",
-    "enable", "experts_from_gpt_oss", "experts_from_mxfp4", "from_awq", "from_compressed_tensors", "from_gptq", "from_mxfp4",
-    "from_stored", "from_tinygemm", "from_torchao", "grouped_mm", "grouped_mm_w4a16", "linear_w4a16",
-    "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros", "quantize", "quantize_experts",
-    "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "stack_experts", "unpack_int4",
-    "unpack_zeros",
+    "enable", "experts_from_gpt_oss", "experts_from_mxfp4", "from_awq", "from_compressed_tensors",
+    "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao", "grouped_mm",
+    "grouped_mm_w4a16", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
+    "quantize", "quantize_experts", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm",
+    "stack_experts", "unpack_int4", "unpack_zeros",
 ]  # fmt: skip

@@ -41,7 +41,8 @@ _LIBRARY.define(
     "float? limit) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
-    "moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype, Tensor? bias, Tensor? ids) -> Tensor"
+    "moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype, Tensor? bias, Tensor? ids) "
+    "-> Tensor"
 )
 
 

@@ -168,13 +168,15 @@ def gather(
 
 
 @triton.jit
-def _gate_and_up(row, at, columns, INTERLEAVED: tl.constexpr):
+def _gate_and_up(row, at, blocks, columns, BLOCKS: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Gate and up of a row [2 * columns] in fp32."""
-    within = at < columns
     if INTERLEAVED:
-        pairs = 2 * at[:, :, None] + tl.arange(0, 2)[None, None, :]
-        gate, up = tl.split(tl.load(row + pairs, mask=within[:, :, None], other=0.0).to(tl.float32))
+        # Loads of whole lines: pairs in a dimension of their own would be loaded one by one.
+        both = blocks[:, None] * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)[None, :]
+        pairs = tl.load(row + both, mask=both < 2 * columns, other=0.0)
+        gate, up = tl.split(tl.reshape(pairs.to(tl.float32), (BLOCKS, BLOCK, 2)))
     else:
+        within = at < columns
         gate = tl.load(row + at, mask=within, other=0.0).to(tl.float32)
         up = tl.load(row + columns + at, mask=within, other=0.0).to(tl.float32)
     return gate, up
@@ -193,12 +195,13 @@ def gated_activation(
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(ends + experts - 1):
         at, blocks = _positions(tl.program_id(1), BLOCKS)
-        gate, up = _gate_and_up(hidden + row * 2 * columns, at, columns, INTERLEAVED)
+        gate, up = _gate_and_up(hidden + row * 2 * columns, at, blocks, columns, BLOCKS, INTERLEAVED)
         if bias is not None:
             every = tl.arange(0, EXPERTS)
             before = (every < experts) & (tl.load(ends + every, mask=every < experts, other=0) <= row)
             expert = tl.sum(before.to(tl.int32), 0).to(tl.int64)
-            of_gate, of_up = _gate_and_up(bias + expert * 2 * columns, at, columns, INTERLEAVED)
+            biases = bias + expert * 2 * columns
+            of_gate, of_up = _gate_and_up(biases, at, blocks, columns, BLOCKS, INTERLEAVED)
             gate += of_gate
             up += of_up
         if limit is not None:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy
 import torch
-from gemmtune.torch import experts_from_gpt_oss, moe
+from gemmtune.torch import experts_from_gpt_oss
 from gemmtune.torch.grouped import glue
 from gemmtune.torch.grouped.layer import sorted_rows
 from gemmtune.torch.grouped.scaled import quantised
@@ -31,6 +31,7 @@ from tests.client.torch.grouped.test_layer_options import (
     biases,
     exact,
     layer4,
+    moe,
     near,
     stored,
 )

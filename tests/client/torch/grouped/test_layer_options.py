@@ -10,19 +10,20 @@ import gemmtune
 import gemmtune.torch
 import pytest
 import torch
-from gemmtune.torch import GroupError, QuantizedExperts, experts_from_gpt_oss, moe, quantize_experts
+from gemmtune.torch import GroupError, QuantizedExperts, experts_from_gpt_oss, quantize_experts
 from torch._dynamo.backends.debugging import aot_eager
 
 from backends.cache import BinaryCache
 from tests.backends.weight_samples import mxfp4
 from tests.client.torch.grouped.test_layer import (
+    INTER,
     E,
     H,
-    INTER,
     dequantised,
     expected,
     layer,
     layer8,
+    silu_mul,
     swigluoai,
     wide,
 )
@@ -31,6 +32,8 @@ from tests.client.torch.quantised.emulated import write
 if TYPE_CHECKING:
     from gemmtune import Table
 
+#: mypy takes options of a dict for any parameter.
+moe: Any = gemmtune.torch.moe
 #: Sizes that groups of 32 divide.
 HIDDEN, INTERMEDIATE, TOKENS, CHOSEN = 64, 96, 6, 2
 FORMS = ("mxfp4", "uint4", "eight")
@@ -65,7 +68,7 @@ def exact(given: tuple[Any, ...], **more: Any) -> Any:
     """The layer of the dequantised weights in float64."""
     x, gate_up, down, weights, ids = given
     both = gate_up.dequantize(torch.float64), down.dequantize(torch.float64)
-    return expected(x, *both, weights, ids, **more)
+    return expected(x, both[0], both[1], weights, ids, **more)
 
 
 def near(out: Any, wanted: Any, most: float = 0.01) -> bool:
@@ -113,9 +116,10 @@ def test_gradients_of_biases_and_through_the_activation() -> None:
     added = biases()
     given = [one.requires_grad_() for one in (x, gate_up, down, weights, *added.values())]
     moe(x, gate_up, down, weights, ids, **added, **OSS).float().sum().backward()
-    exactly = [one.detach().double().requires_grad_() for one in given]
-    expected(*exactly[:4], ids, biases=(exactly[4], exactly[5]), gated=swigluoai).sum().backward()
-    for one, want in zip(given, exactly, strict=True):
+    wide = [one.detach().double().requires_grad_() for one in given]
+    both = wide[4], wide[5]
+    expected(wide[0], wide[1], wide[2], wide[3], ids, biases=both, gated=swigluoai).sum().backward()
+    for one, want in zip(given, wide, strict=True):
         assert near(one.grad, want.grad, 0.02)
 
 
@@ -125,9 +129,9 @@ def test_8_bit_weights_have_biases(options: dict[str, Any]) -> None:
     added = biases(hidden=272, inter=144)
     out = moe(*given, **added, **options)
     both = wide(gate_up, scales[0]), wide(down, scales[1])
-    more: dict[str, Any] = {"gated": swigluoai} if options else {}
+    gated = swigluoai if options else silu_mul
     wanted = expected(
-        dequantised(x), *both, weights, ids, dequantised, biases=tuple(added.values()), **more
+        dequantised(x), both[0], both[1], weights, ids, dequantised, biases=tuple(added.values()), gated=gated
     )  # fmt: skip
     assert near(out, wanted, 0.02)
 
@@ -220,16 +224,16 @@ def test_gpt_oss_tensors_are_read_exactly() -> None:
     found = experts_from_gpt_oss(tensors, PREFIX)
     assert found["gate_up"].data.data_ptr() == tensors[f"{PREFIX}gate_up_proj_blocks"].data_ptr()
     x, _, _, weights, ids = layer4()
-    both = [
+    gate_up, down = (
         numbers(tensors[f"{PREFIX}{name}_blocks"], tensors[f"{PREFIX}{name}_scales"])
         for name in ("gate_up_proj", "down_proj")
-    ]
+    )
     added = tuple(tensors[f"{PREFIX}{name}_bias"] for name in ("gate_up_proj", "down_proj"))
     out = moe(x, weights=weights, ids=ids, **found)
-    assert near(out, expected(x, *both, weights, ids, biases=added, gated=swigluoai))
+    assert near(out, expected(x, gate_up, down, weights, ids, biases=added, gated=swigluoai))
     low = moe(x, weights=weights, ids=ids, **experts_from_gpt_oss(tensors, PREFIX, swiglu_limit=0.25))
     gated = partial(swigluoai, limit=0.25)
-    assert near(low, expected(x, *both, weights, ids, biases=added, gated=gated))
+    assert near(low, expected(x, gate_up, down, weights, ids, biases=added, gated=gated))
 
 
 def test_what_is_refused_of_gpt_oss_tensors() -> None:
@@ -257,7 +261,10 @@ def test_what_is_refused_of_gpt_oss_tensors() -> None:
     refused("gate_up_proj: scales[2, 0] is 255", gate_up_proj_scales=nan)
     few = {f"down_proj_{name}": good[f"down_proj_{name}"][:4] for name in ("blocks", "scales", "bias")}
     refused("gate_up_proj has 5 experts, and down_proj 4", **few)
-    for rows, text in ((191, "has 191 rows"), (190, "gate_up_proj is [5, 190, 64] and down_proj [5, 64, 96]")):
+    for rows, text in (
+        (191, "has 191 rows"),
+        (190, "gate_up_proj is [5, 190, 64] and down_proj [5, 64, 96]"),
+    ):
         parts = {"blocks": blocks, "scales": scales, "bias": bias}
         refused(text, **{f"gate_up_proj_{name}": one[:, :rows] for name, one in parts.items()})
     with pytest.raises(gemmtune.torch.WeightError, match="Is prefix right"):
