@@ -111,7 +111,7 @@ def moe(
     rows, scales = quantised(rows) if scaled else (rows.to(x.dtype), None)
     out = product(rows, scales, down, down_scale, ends)[place].float()
     if down_bias is not None:
-        out = out + _with_none(down_bias)[torch.where(here, ids.to(torch.int64), experts)]
+        out = out + down_bias.float()[ids.to(torch.int64).clamp(0, experts - 1)]
     # Rows of no expert are undefined, and may be NaN: they are replaced before they are multiplied, or the
     # gradient of their weight would be 0 * NaN.
     added = torch.where(here[..., None], out, 0.0) * weights[..., None].float()

@@ -12,11 +12,10 @@ import gemmtune.torch
 import torch
 from gemmtune.torch import from_gptq
 
-from tests.client.torch.grouped.test_layer import expected
+from tests.client.torch.grouped.test_layer import E, expected
 from tests.client.torch.grouped.test_layer_options import (
     HIDDEN,
     INTERMEDIATE,
-    E,
     layer4,
     moe,
     near,

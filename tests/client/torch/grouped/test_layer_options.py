@@ -10,7 +10,7 @@ import gemmtune
 import gemmtune.torch
 import pytest
 import torch
-from gemmtune.torch import GroupError, QuantizedExperts, experts_from_gpt_oss, quantize_experts
+from gemmtune.torch import GroupError, QuantizedExperts, experts_from_gpt_oss, grouped_mm, quantize_experts
 from torch._dynamo.backends.debugging import aot_eager
 
 from backends.cache import BinaryCache
@@ -108,6 +108,19 @@ def test_gpt_oss_activation(limit: float) -> None:
     assert near(found, out.double(), 1e-3)
     if limit == 7.0:
         assert torch.equal(out, moe(*given, **added, **OSS)), "the limit that is left out is gpt-oss's"
+
+
+def test_the_activation_is_rounded_once() -> None:
+    """down is the identity."""
+    torch.manual_seed(4)
+    x, gate_up = torch.randn(TOKENS, H).bfloat16(), torch.randn(1, 2 * H, H).bfloat16() / 4
+    down, ones = torch.eye(H, dtype=torch.bfloat16)[None], torch.ones(TOKENS, 1)
+    ids, bias = torch.zeros(TOKENS, 1, dtype=torch.int64), torch.randn(1, 2 * H)
+    hidden = grouped_mm(x, gate_up, torch.tensor([TOKENS], dtype=torch.int32)).double()
+    for of_bias, options, gated in ((None, OSS, swigluoai), (bias, OSS, swigluoai), (bias, {}, silu_mul)):
+        out = moe(x, gate_up, down, ones, ids, gate_up_bias=of_bias, **options)
+        wanted = gated(hidden if of_bias is None else hidden + bias.double())
+        assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-5)
 
 
 def test_gradients_of_biases_and_through_the_activation() -> None:
