@@ -212,7 +212,7 @@ def test_inductor_compiles_gpt_oss_layer() -> None:
 
 def layer4(tokens: int, form: str) -> tuple[Any, ...]:
     x, gate_up, down, weights, ids = layer(tokens)
-    options: dict[str, Any] = {"form": "mxfp4"} if form == "mxfp4" else {"group_size": 128}
+    options: dict[str, Any] = {"form": "mxfp4"} if form == "mxfp4" else {"group_size": 64}
     return x, quantize_experts(gate_up, **options), quantize_experts(down, **options), weights, ids
 
 
@@ -229,7 +229,7 @@ def test_4_bit_weights_without_rows(tokens: int, form: str) -> None:
 def problems(rows: int) -> Iterator[GemmProblem]:
     for n, k in ((2 * INTER, HIDDEN), (HIDDEN, INTER)):
         yield mxfp4(rows, n, k, groups=EXPERTS)
-        yield w4a16(rows, n, k, zero_b="eight", groups=EXPERTS)
+        yield w4a16(rows, n, k, zero_b="eight", scale_b="block_1x64", groups=EXPERTS)
 
 
 @pytest.fixture(scope="module")
