@@ -78,7 +78,7 @@ def moe(
         check_no_gradient(4, *floats)
     elif scaled or gate_up_scale is not None or down_scale is not None:
         check_scaled(x, gate_up, down, gate_up_scale, down_scale)
-        check_no_gradient(8, *floats, gate_up_scale, down_scale)
+        check_no_gradient(8, x, weights, gate_up_bias, down_bias)
 
     def product(rows: Any, scales: Any, weight: Any, scale: Any, ends: Any) -> Any:
         if packed:

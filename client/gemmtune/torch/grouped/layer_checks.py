@@ -100,6 +100,6 @@ def check_no_gradient(bits: int, *operands: Any) -> None:
     """Raises GroupError if one of the operands needs a gradient; None is no operand."""
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands):
         raise GroupError(
-            "x, weights, biases or scales need a gradient, which moe() has none of for "
-            f"{bits}-bit weights: call it under torch.no_grad()"
+            f"x, weights, biases or scales need a gradient, which moe() has none of for {bits}-bit weights: "
+            "call it under torch.no_grad()"
         )

@@ -149,6 +149,12 @@ def test_8_bit_weights_have_biases(options: dict[str, Any]) -> None:
     assert near(out, wanted, 0.02)
 
 
+def test_8_bit_weights_have_no_gradients_of_biases() -> None:
+    added = biases(torch.float32, hidden=272, inter=144)
+    added["gate_up_bias"].requires_grad_()
+    refused("none of for 8-bit weights: call it under", *layer8(), **added)
+
+
 # ---- 4-bit weights -------------------------------------------------------------------------------
 
 
