@@ -67,6 +67,9 @@ STEPS = (
         "lowbit", 3, "benchmarks.lowbit --kinds w4a16 w4a16_mxfp4 --tokens 1 8 32 64 128 --quick --json OUT"
     ),
     _step("moe-layer", 4, "benchmarks.moe_layer --quick --minutes 4 --json OUT"),
+    _step(
+        "moe-layer-weights", 5, "benchmarks.moe_layer --quick --kinds mxfp4 w4a16 --minutes 5 --json OUT"
+    ),
     _served("moe-models", 6, "mixtral-4-layers qwen3-30b-a3b-8-layers", "1 8 64"),
     _step("grouped", 2, "benchmarks.grouped --quick --json OUT"),
     _step("grouped-fp8-rows", 2, "benchmarks.grouped --quick --kinds bf16 fp8_rows --json OUT"),

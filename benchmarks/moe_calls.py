@@ -1,94 +1,22 @@
-"""Whole layers of a mixture of experts in torch: operands, a reference in float64, and times."""
+"""Whole layers of a mixture of experts in torch: calls, ways of making them, and times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any
 from unittest import mock
 
-from backends.grouping import SKEW
 from benchmarks.graph_time import graph_us
+from benchmarks.moe_operands import COPIES, TURNS, Layer, reference
 
-#: Copies of a layer's weights, which the calls of a graph take in turns, so that they are cold; and how often each is
-#: taken by a call of few tokens, so that starting the graph counts for little.
-COPIES, TURNS, FEW_TOKENS = 3, 4, 64
 #: The most that a result may be off, as a share of the reference's norm: a few times what rounding to bf16 between
 #: the products and after them takes.
 TOLERANCE = 0.01
 #: Calls on a CPU, which has no graphs.
 _CPU_CALLS = 5
-
-
-@dataclass(frozen=True)
-class Size:
-    """A layer: experts, experts of a token, hidden size and an expert's intermediate size."""
-
-    experts: int
-    top: int
-    hidden: int
-    inter: int
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Operands of calls that differ in the weights alone."""
-
-    x: Any
-    weights: Any
-    ids: Any
-    copies: Sequence[tuple[Any, Any]]
-
-    @property
-    def turns(self) -> int:
-        """How often a graph takes each copy."""
-        return TURNS if len(self.x) <= FEW_TOKENS else 1
-
-
-def routed(torch: Any, size: Size, tokens: int, routing: str, device: Any) -> Any:
-    """The experts of every token, distinct, int64 [tokens, top]: the largest of the experts' log popularity and
-    Gumbel noise. Popularity is that of backends/grouping.py."""
-    random = torch.Generator(device).manual_seed(1)
-    ranks = [NormalDist().inv_cdf((rank + 0.5) / size.experts) for rank in range(size.experts)]
-    popular = torch.tensor(ranks, device=device) * (SKEW if routing == "skewed" else 0.0)
-    noise = torch.rand(tokens, size.experts, generator=random, device=device).clamp(1e-9, 1 - 1e-7)
-    return (popular - (-noise.log()).log()).topk(size.top).indices
-
-
-def made(torch: Any, size: Size, tokens: int, routing: str, device: Any) -> Layer:
-    """Random operands in bf16, of a size that keeps results near 1."""
-    random = torch.Generator(device).manual_seed(2)
-
-    def normal(*shape: int, scale: float) -> Any:
-        out = torch.empty(shape, device=device, dtype=torch.bfloat16)
-        return out.normal_(generator=random).mul_(scale)
-
-    copies = [
-        (
-            normal(size.experts, 2 * size.inter, size.hidden, scale=size.hidden**-0.5),
-            normal(size.experts, size.hidden, size.inter, scale=size.inter**-0.5),
-        )
-        for _ in range(COPIES)
-    ]
-    weights = torch.rand(tokens, size.top, generator=random, device=device).softmax(-1)
-    ids = routed(torch, size, tokens, routing, device)
-    return Layer(normal(tokens, size.hidden, scale=1.0), weights, ids, copies)
-
-
-def reference(torch: Any, layer: Layer) -> Any:
-    """The layer's result of the first copy in float64, expert by expert."""
-    gate_up, down = layer.copies[0]
-    out = torch.zeros(layer.x.shape, dtype=torch.float64, device=layer.x.device)
-    for expert in range(len(gate_up)):
-        tokens, place = (layer.ids == expert).nonzero(as_tuple=True)
-        if len(tokens):
-            gate, up = (layer.x[tokens].double() @ gate_up[expert].double().t()).chunk(2, -1)
-            found = (torch.nn.functional.silu(gate) * up) @ down[expert].double().t()
-            out.index_add_(0, tokens, found * layer.weights[tokens, place].double()[:, None])
-    return out
 
 
 def error(found: Any, wanted: Any) -> float:
@@ -101,7 +29,7 @@ def calls(layer: Layer) -> list[Callable[[], Any]]:
     import gemmtune.torch  # noqa: PLC0415
 
     def call(gate_up: Any, down: Any) -> Callable[[], Any]:
-        return lambda: gemmtune.torch.moe(layer.x, gate_up, down, layer.weights, layer.ids)
+        return lambda: gemmtune.torch.moe(layer.x, gate_up, down, layer.weights, layer.ids, **layer.options)
 
     return [call(*one) for one in layer.copies] * layer.turns
 
@@ -121,18 +49,23 @@ def time_us(torch: Any, device: Any, every: Sequence[Callable[[], Any]]) -> floa
 def steps_us(torch: Any, device: Any, layer: Layer) -> dict[str, float]:
     """Microseconds of what is between the products, each alone, where the client has kernels for it."""
     from gemmtune.torch.grouped import glue  # noqa: PLC0415
+    from gemmtune.torch.grouped.activation import limit_of  # noqa: PLC0415
 
     gate_up, _ = layer.copies[0]
-    experts, rows = len(gate_up), layer.ids.numel()
+    experts, rows = gate_up.shape[0], layer.ids.numel()
     if not glue.runs(layer.x):
         return {}
+    options = layer.options
+    of_gate_up, of_down = options.get("gate_up_bias"), options.get("down_bias")
+    interleaved = options.get("interleaved", False)
+    limit = limit_of(options.get("activation", "silu"), options.get("swiglu_limit"))
     hidden = torch.randn(rows, gate_up.shape[1], device=device).to(torch.bfloat16)
     out = torch.randn(rows, layer.x.shape[1], device=device).to(torch.bfloat16)
     _, _, ends, place = glue.rows_of_experts(layer.x, layer.ids, experts, False)
     steps: dict[str, Callable[[], Any]] = {
         "rows": lambda: glue.rows_of_experts(layer.x, layer.ids, experts, False),
-        "activation": lambda: glue.activation(hidden, ends, False),
-        "sum": lambda: glue.weighted_sum(out, place, layer.weights, torch.bfloat16),
+        "activation": lambda: glue.activation(hidden, ends, False, of_gate_up, interleaved, limit),
+        "sum": lambda: glue.weighted_sum(out, place, layer.weights, torch.bfloat16, of_down, layer.ids),
     }
     return {name: time_us(torch, device, [step] * COPIES * TURNS) for name, step in steps.items()}
 
@@ -163,19 +96,25 @@ Way = Callable[[], AbstractContextManager[None]]
 
 
 def times(
-    torch: Any, device: Any, layer: Layer, ways: dict[str, tuple[Way, bool]]
+    torch: Any,
+    device: Any,
+    layer: Layer,
+    ways: dict[str, tuple[Way, bool]],
+    others: Mapping[str, Layer] | None = None,
 ) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
     """Name of a way -> microseconds, errors, and why a way was not timed. A way is checked before it is timed: its
     result, and, where the flag says so, that rows of a table ran both products. Ways are timed one after another, then
-    in the opposite order; a way's time is the mean of both."""
+    in the opposite order; a way's time is the mean of both. `others`: the layer of a way that has its weights in another
+    form."""
     import gemmtune.torch  # noqa: PLC0415
 
-    every, wanted = calls(layer), reference(torch, layer)
+    own, wanted = calls(layer), reference(torch, layer)
+    every = {name: calls(others[name]) if others and name in others else own for name in ways}
     errors: dict[str, float] = {}
     wrong: dict[str, str] = {}
     for name, (way, by_rows) in ways.items():
         with way(), gemmtune.torch.report() as count:
-            errors[name] = error(every[0](), wanted)
+            errors[name] = error(every[name][0](), wanted)
         report = count.report()
         if not errors[name] < TOLERANCE:
             wrong[name] = f"the result is off by {errors[name]:.3g} of its norm"
@@ -184,5 +123,5 @@ def times(
     turns: dict[str, list[float]] = {name: [] for name in ways if name not in wrong}
     for name in [*turns, *reversed(turns)]:
         with ways[name][0]():
-            turns[name].append(time_us(torch, device, every))
+            turns[name].append(time_us(torch, device, every[name]))
     return {name: sum(both) / 2 for name, both in turns.items()}, errors, wrong

@@ -1,11 +1,12 @@
 """Whole layers of mixtures of experts: moe() by tuned rows, by vLLM's untuned configurations, and by torch's products.
 
-    python -m benchmarks.moe_layer --json OUT [--quick] [--models qwen3-30b-a3b mixtral-8x7b] [--tokens 1 8 64 512 4096]
-        [--routings uniform skewed] [--seconds S] [--minutes M] [--device cuda|hip|cpu]
+    python -m benchmarks.moe_layer --json OUT [--quick] [--kinds bf16 w4a16 mxfp4] [--models qwen3-30b-a3b mixtral-8x7b]
+        [--tokens 1 8 64 512 4096] [--routings uniform skewed] [--seconds S] [--minutes M] [--device cuda|hip|cpu]
 
 First both products of every layer are tuned with uniform routing, few tokens first, on one device that has all experts;
-`--minutes` begins no further product after 60% of that time, and no further layer after all of it. `--quick`: Qwen3-30B-A3B at 1, 8, 64
-and 512 tokens, uniform, one second of measuring for each product. On a CPU nothing is tuned, since no family of CPUs
+`--minutes` begins no further product after 60% of that time, and no further layer after all of it. `--quick`: the first model of each kind
+(of bf16 Qwen3-30B-A3B) at 1, 8, 64 and 512 tokens, uniform, one second of measuring for each product. Kinds of weights (default: bf16) are
+those of benchmarks.grouped, w4a16 of Qwen3-30B-A3B and mxfp4 of gpt-oss-20b, whose layer has biases and an activation of its own. On a CPU nothing is tuned, since no family of CPUs
 multiplies groups, and a small layer is called without a graph: that shows that the command works.
 
 A row is a layer with its tokens and routing: routing and gathering rows, gate and up together, silu(gate) * up, down,
@@ -16,7 +17,9 @@ without a file for the device, in earlier and in newer releases, with rows gathe
 gathers in it and sorts by two launches and sums by one. `torch`: both by torch._grouped_mm. `torch_steps`: the same with torch's operations
 between them. Rows that were tuned with uniform routing serve both routings. Each result is checked against float64 before it is timed;
 `errors` are shares of the reference's norm, and a way that is wrong, or whose rows did not run, is in `wrong` with the reason and has no
-time. `over_vllm` is the faster of the two vLLM's times over ours. `steps_us` has the steps between the products alone, in cache.
+time. `over_vllm` is the faster of the two vLLM's times over ours. Of 4-bit weights `ours` is moe() of
+them, whose products of bf16 are tuned, too: `ours_bf16` is moe() of the same weights dequantised to bf16 beforehand, by the fastest kernels of
+bf16, `torch` and `torch_steps` are of these as well, and there are no vLLM's. `over_bf16` is `ours_bf16` over `ours`. `steps_us` has the steps between the products alone, in cache.
 `reading_us` is the time to read the weights of the experts that have rows, and what else the two products read and write, at the measured bandwidth.
 """
 
@@ -45,7 +48,8 @@ from backends.registry import FoundDevice
 from backends.solution import Solution
 from benchmarks import grouped
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, say, tune
-from benchmarks.moe_calls import Size, Way, by_table, by_torchs_steps, made, steps_us, times
+from benchmarks.moe_calls import Way, by_table, by_torchs_steps, steps_us, times
+from benchmarks.moe_operands import Layer, Size, dequantised, made
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
@@ -53,14 +57,21 @@ from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 
 #: Small enough for a CPU.
-SMALL = "small"
+SMALL, SMALL_OSS = "small", "small-gpt-oss"
 MODELS: dict[str, Size] = {
-    name: Size(*grouped.MODELS[name]) for name in ("qwen3-30b-a3b", "mixtral-8x7b")
-} | {SMALL: Size(8, 2, 256, 128)}
+    "qwen3-30b-a3b": Size(*grouped.MODELS["qwen3-30b-a3b"]), "mixtral-8x7b": Size(*grouped.MODELS["mixtral-8x7b"]),
+    "gpt-oss-20b": Size(*grouped.MODELS["gpt-oss-20b"], gpt_oss=True),
+    SMALL: Size(8, 2, 256, 128), SMALL_OSS: Size(8, 2, 256, 128, gpt_oss=True),
+}  # fmt: skip
+#: Kind of the weights -> models that have such, and the one for a CPU.
+KINDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "bf16": (("qwen3-30b-a3b", "mixtral-8x7b"), SMALL), "w4a16": (("qwen3-30b-a3b",), SMALL),
+    "mxfp4": (("gpt-oss-20b",), SMALL_OSS),
+}  # fmt: skip
 TOKENS = (1, 8, 64, 512, 4096)
 QUICK_TOKENS = (1, 8, 64, 512)
 #: What is tried: kernels that a program can launch from a bundle.
-TRIED = ("grouped-ring", "grouped-wgmma", "grouped-tile", TritonFusedMoe.name)
+TRIED = ("grouped-ring", "grouped-wgmma", "grouped-dequant-wgmma", "grouped-tile", TritonFusedMoe.name)
 #: The share of the minutes after which nothing more is tuned.
 _TUNING_SHARE = 0.6
 #: The ways whose products are rows, by the bundle that has them.
@@ -74,14 +85,28 @@ class Case:
     model: str
     tokens: int
     routing: str
+    kind: str = "bf16"
 
 
-def problems(model: str, tokens: int, routing: str = "uniform") -> tuple[GemmProblem, GemmProblem]:
+def problems(
+    model: str, tokens: int, routing: str = "uniform", kind: str = "bf16"
+) -> tuple[GemmProblem, GemmProblem]:
     """Gate and up together, and down."""
     size = MODELS[model]
-    made_of = partial(from_linear, groups=size.experts, routing=routing)
-    rows = tokens * size.top
-    return made_of(rows, 2 * size.inter, size.hidden, "bf16"), made_of(rows, size.hidden, size.inter, "bf16")
+    dtype, scales = grouped.KINDS[kind]
+
+    def made_of(n: int, k: int) -> GemmProblem:
+        own: dict[str, Any] = {"groups": size.experts, "routing": routing, "dtype_d": "bf16", **scales}
+        if kind == "w4a16":
+            own["scale_b"] = f"block_1x{group_of(k)}"
+        return from_linear(tokens * size.top, n, k, dtype, **own)
+
+    return made_of(2 * size.inter, size.hidden), made_of(size.hidden, size.inter)
+
+
+def group_of(k: int) -> int:
+    """Elements of k that share a scale of w4a16."""
+    return 32 if k % 128 else 128
 
 
 # ---- rows of the ways ----------------------------------------------------------------------------
@@ -139,19 +164,20 @@ def tables(folder: Path, environment: Environment, rows: Mapping[str, Sequence[M
 
 
 def tune_all(
-    found: FoundDevice, layers: Sequence[tuple[str, int]], seconds: float, until: Callable[[float], bool]
+    found: FoundDevice, wanted: Sequence[Case], seconds: float, until: Callable[[float], bool]
 ) -> tuple[list[dict[str, Any]], dict[str, list[Measured]], Ceilings | None]:
-    """Tunes both products of layers. What was found, for the document; the rows of the ways; and the ceilings."""
+    """Tunes both products of the cases' layers. What was found, for the document; the rows of the ways; and the ceilings."""
     said: list[dict[str, Any]] = []
     rows: dict[str, list[Measured]] = {name: [] for name in ("ours", *VLLM)}
+    beside_vllm = {(one.model, one.tokens) for one in wanted if one.kind == "bf16"}
     with DeviceClient(found, kernel_cache()) as runner:
         environment, ceilings = runner.environment, ceilings_of(runner, ["bf16"])
-        for model, tokens in layers:
-            for name, p in zip(grouped.LAYERS, problems(model, tokens), strict=True):
+        for model, tokens, kind in tuned_layers(wanted):
+            for name, p in zip(grouped.LAYERS, problems(model, tokens, kind=kind), strict=True):
                 if until(_TUNING_SHARE):
-                    say(f"no time to tune {model} {name} at {tokens} tokens")
+                    say(f"no time to tune {model} {name} of {kind} at {tokens} tokens")
                     continue
-                one = {"model": model, "layer": name, "tokens": tokens, "problem": p.id}
+                one = {"model": model, "layer": name, "tokens": tokens, "kind": kind, "problem": p.id}
                 try:
                     best, judgement = _tuned(runner, p, seconds)
                 except DeviceError:
@@ -160,8 +186,9 @@ def tune_all(
                     said.append({**one, "error": f"{type(error).__name__}: {error}"})
                     say(f"{one}: {said[-1]['error']}")
                     continue
-                for way, solution in zip(VLLM, untuned(p, tokens, environment), strict=True):
-                    rows[way].append(as_row(p, solution, 1.0, environment))
+                if kind == "bf16" and (model, tokens) in beside_vllm:
+                    for way, solution in zip(VLLM, untuned(p, tokens, environment), strict=True):
+                        rows[way].append(as_row(p, solution, 1.0, environment))
                 if best is not None:
                     solution, took = best
                     rows["ours"].append(as_row(p, solution, took, environment))
@@ -170,6 +197,11 @@ def tune_all(
                 said.append(one)
                 say(f"{one}")
     return said, rows, ceilings
+
+
+def tuned_layers(wanted: Sequence[Case]) -> list[tuple[str, int, str]]:
+    """Model, tokens and kind of what is tuned: of 4-bit weights the products of bf16, too."""
+    return list(dict.fromkeys((one.model, one.tokens, kind) for one in wanted for kind in (one.kind, "bf16")))
 
 
 def _tuned(runner: DeviceClient, p: GemmProblem, seconds: float) -> tuple[tuple[Solution, float] | None, str]:
@@ -198,7 +230,8 @@ def _tuned(runner: DeviceClient, p: GemmProblem, seconds: float) -> tuple[tuple[
 def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
     """Times over ours; of vLLM's two the faster."""
     ours, vllm = us.get("ours"), [us[name] for name in VLLM if name in us]
-    others = {"vllm": min(vllm, default=None), "torch": us.get("torch"), "torch_steps": us.get("torch_steps")}
+    others = {"vllm": min(vllm, default=None), "torch": us.get("torch"), "torch_steps": us.get("torch_steps"),
+              "bf16": us.get("ours_bf16")}  # fmt: skip
     return {f"over_{name}": one / ours if ours and one else None for name, one in others.items()}
 
 
@@ -206,18 +239,27 @@ def reading_us(case: Case, ceilings: Ceilings | None) -> float | None:
     """Microseconds to read and write what both products do."""
     if ceilings is None:
         return None
-    every = problems(case.model, case.tokens, case.routing)
+    every = problems(case.model, case.tokens, case.routing, case.kind)
     return sum(bound(p, ceilings).memory_seconds for p in every) * 1e6
 
 
 def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> dict[str, Any]:
     """A row but for the bound."""
-    layer = made(torch, MODELS[case.model], case.tokens, case.routing, device)
+    size = MODELS[case.model]
+    groups = group_of(size.hidden), group_of(size.inter)
+    layer = made(torch, size, case.tokens, case.routing, device, case.kind, groups)
+    others: dict[str, Layer] = {}
     ways: dict[str, tuple[Way, bool]] = {
-        name: (partial(by_table, table), True) for name, table in loaded.items()
+        name: (partial(by_table, table), True)
+        for name, table in loaded.items()
+        if case.kind == "bf16" or name not in VLLM
     }
     ways |= {"torch": (nullcontext, False), "torch_steps": (by_torchs_steps, False)}
-    us, errors, wrong = times(torch, device, layer, ways)
+    if case.kind != "bf16":
+        if "ours" in ways:
+            ways["ours_bf16"] = ways["ours"]
+        others = dict.fromkeys(ways.keys() - {"ours"}, dequantised(torch, layer))
+    us, errors, wrong = times(torch, device, layer, ways, others)
     active = len(layer.ids.unique())
     return {
         **asdict(case), "active": active, "us": us, **ratios(us), "errors": errors, "wrong": wrong,
@@ -226,14 +268,17 @@ def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> 
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means and the least of each ratio, for each model, over all tokens and for each number."""
+    """Geometric means and the least of each ratio, for each kind and model, over all tokens and for each number."""
     out = []
-    for model, tokens in product(MODELS, (None, *TOKENS)):
-        mine = [one for one in rows if one["model"] == model and tokens in (None, one["tokens"])]
+    for kind, model, tokens in product(KINDS, MODELS, (None, *TOKENS)):
+        mine = [
+            one for one in rows
+            if (one["model"], one["kind"]) == (model, kind) and tokens in (None, one["tokens"])
+        ]  # fmt: skip
         if not mine:
             continue
-        means: dict[str, Any] = {"model": model, "tokens": tokens, "rows": len(mine)}
-        for name in ("over_vllm", "over_torch", "over_torch_steps"):
+        means: dict[str, Any] = {"model": model, "kind": kind, "tokens": tokens, "rows": len(mine)}
+        for name in ratios({}):
             values = [one[name] for one in mine if one.get(name)]
             means[name] = geometric_mean(values) if values else None
             means[f"least_{name}"] = min(values) if values else None
@@ -241,10 +286,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def cases(models: Sequence[str], tokens: Sequence[int], routings: Sequence[str]) -> Iterator[Case]:
-    """Every layer, few tokens first."""
-    for count, model, routing in product(tokens, models, routings):
-        yield Case(model, count, routing)
+def cases(
+    layers: Sequence[tuple[str, str]], tokens: Sequence[int], routings: Sequence[str]
+) -> Iterator[Case]:
+    """Every layer (kind, model), few tokens first."""
+    for count, (kind, model), routing in product(tokens, layers, routings):
+        yield Case(model, count, routing, kind)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -257,14 +304,13 @@ def measure(options: argparse.Namespace) -> None:
         return options.minutes is not None and time.monotonic() - started > 60 * options.minutes * share
 
     found = machine(options.device, 1)[0]
-    wanted = list(cases(options.models, options.tokens, options.routings))
-    layers = list(dict.fromkeys((case.model, case.tokens) for case in wanted))
+    wanted = list(cases(options.layers, options.tokens, options.routings))
     device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", found.index)
     said: list[dict[str, Any]] = []
     of_ways: dict[str, list[Measured]] = {}
     ceilings = None
     if options.device != "cpu":
-        said, of_ways, ceilings = tune_all(found, layers, options.seconds, until)
+        said, of_ways, ceilings = tune_all(found, wanted, options.seconds, until)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="gemmtune-moe-") as folder, torch.no_grad():
         loaded = tables(Path(folder), found.environment, of_ways)
@@ -285,7 +331,7 @@ def _line(one: Mapping[str, Any]) -> str:
     figures = ", ".join(f"{name} {value:.1f} us" for name, value in one["us"].items())
     over = ", ".join(f"{name} {one[name]:.3f}x" for name in ratios({}) if one[name])
     wrong = "".join(f"; {name}: {why}" for name, why in one["wrong"].items())
-    return f"{one['model']} {one['tokens']} {one['routing']}: {figures}; {over}{wrong}"
+    return f"{one['model']} {one['kind']} {one['tokens']} {one['routing']}: {figures}; {over}{wrong}"
 
 
 def _write(
@@ -304,8 +350,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--quick", action="store_true", help="Qwen3-30B-A3B at few tokens, uniform")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS))
+    parser.add_argument("--quick", action="store_true", help="a model of each kind at few tokens, uniform")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["bf16"], help="of the weights")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="of every kind (default: its own)")
     parser.add_argument("--tokens", nargs="+", type=int)
     parser.add_argument("--routings", nargs="+", choices=list(NAMED))
     parser.add_argument(
@@ -315,9 +362,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
     found = parser.parse_args(arguments)
     quick = found.quick
-    large = [name for name in MODELS if name != SMALL]
-    if found.models is None:
-        found.models = [SMALL] if found.device == "cpu" else large[:1] if quick else large
+    found.layers = []
+    for kind in found.kinds:
+        models, small = KINDS[kind]
+        own = (small,) if found.device == "cpu" else models[:1] if quick else models
+        found.layers += [(kind, model) for model in found.models or own]
     found.tokens = found.tokens or list(QUICK_TOKENS if quick else TOKENS)
     found.routings = found.routings or list(NAMED[:1] if quick else NAMED)
     found.seconds = found.seconds or (1.0 if quick else 3.0)

@@ -17,8 +17,20 @@ from backends.outcome import Status
 from backends.solution import Solution
 from benchmarks import moe_calls, moe_layer
 from benchmarks.cuda_tuned import Tuned
-from benchmarks.moe_calls import Size, Way, error, made, reference, routed, times
-from benchmarks.moe_layer import MODELS, cases, fastest, parsed, problems, ratios, summary, untuned
+from benchmarks.moe_calls import Way, error, times
+from benchmarks.moe_layer import (
+    MODELS,
+    Case,
+    cases,
+    fastest,
+    parsed,
+    problems,
+    ratios,
+    summary,
+    tuned_layers,
+    untuned,
+)
+from benchmarks.moe_operands import Size, dequantised, made, reference, routed
 
 CPU = torch.device("cpu")
 H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"triton": "3.6.0"})
@@ -26,18 +38,48 @@ H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", librarie
 
 def test_quick_and_a_cpu_choose_the_layers() -> None:
     every = parsed(["--json", "out.json"])
-    assert (every.models, every.tokens) == (["qwen3-30b-a3b", "mixtral-8x7b"], [1, 8, 64, 512, 4096])
+    qwen, mixtral = ("bf16", "qwen3-30b-a3b"), ("bf16", "mixtral-8x7b")
+    assert (every.layers, every.tokens) == ([qwen, mixtral], [1, 8, 64, 512, 4096])
     assert (every.routings, every.seconds) == (["uniform", "skewed"], 3.0)
     quick = parsed(["--json", "out.json", "--quick", "--seconds", "2"])
-    assert (quick.models, quick.routings, quick.seconds) == (["qwen3-30b-a3b"], ["uniform"], 2.0)
-    assert parsed(["--json", "out.json", "--device", "cpu"]).models == ["small"]
-    assert [one.tokens for one in cases(every.models, (1, 8), every.routings)] == [1] * 4 + [8] * 4
+    assert (quick.layers, quick.routings, quick.seconds) == ([qwen], ["uniform"], 2.0)
+    assert parsed(["--json", "out.json", "--device", "cpu"]).layers == [("bf16", "small")]
+    assert [one.tokens for one in cases(every.layers, (1, 8), every.routings)] == [1] * 4 + [8] * 4
+
+
+def test_kinds_have_models_of_their_own() -> None:
+    given = ["--json", "out.json", "--quick", "--kinds", "w4a16", "mxfp4"]
+    four_bit = [("w4a16", "qwen3-30b-a3b"), ("mxfp4", "gpt-oss-20b")]
+    assert parsed(given).layers == four_bit
+    assert parsed([*given, "--device", "cpu"]).layers == [("w4a16", "small"), ("mxfp4", "small-gpt-oss")]
+    assert parsed([*given, "--models", "gpt-oss-20b"]).layers == [
+        ("w4a16", "gpt-oss-20b"), ("mxfp4", "gpt-oss-20b"),
+    ]  # fmt: skip
+    wanted = [*cases(four_bit[1:], (1, 8), ("uniform", "skewed"))]
+    assert tuned_layers(wanted) == [
+        ("gpt-oss-20b", 1, "mxfp4"), ("gpt-oss-20b", 1, "bf16"),
+        ("gpt-oss-20b", 8, "mxfp4"), ("gpt-oss-20b", 8, "bf16"),
+    ]  # fmt: skip
 
 
 def test_products_of_a_layer() -> None:
     gate_up, down = problems("qwen3-30b-a3b", 8)
     assert (gate_up.n, gate_up.m, gate_up.k, gate_up.groups) == (64, 1536, 2048, 128)
     assert (down.n, down.m, down.k, down.routing) == (64, 2048, 768, "uniform")
+
+
+def test_products_of_4_bit_weights() -> None:
+    gate_up, down = problems("gpt-oss-20b", 8, kind="mxfp4")
+    assert (gate_up.n, gate_up.m, gate_up.k, gate_up.groups) == (32, 5760, 2880, 32)
+    assert (down.m, down.k, down.dtype_a, down.dtype_b, down.dtype_d) == (
+        2880,
+        2880,
+        "fp4_e2m1",
+        "bf16",
+        "bf16",
+    )
+    assert [one.scale_a for one in problems("qwen3-30b-a3b", 8, kind="w4a16")] == ["block_1x128"] * 2
+    assert problems("gpt-oss-20b", 8, kind="w4a16")[0].scale_a == "block_1x32"
 
 
 def test_vllms_configurations_are_those_of_the_tokens() -> None:
@@ -76,6 +118,25 @@ def test_a_way_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert wrong["torch"].startswith("the result is off by")
 
 
+@pytest.mark.parametrize(("kind", "gpt_oss"), [("w4a16", False), ("mxfp4", True), ("bf16", True)])
+def test_layers_of_every_kind_are_right(kind: str, gpt_oss: bool) -> None:
+    layer = made(torch, Size(4, 2, 64, 96, gpt_oss), 5, "uniform", CPU, kind, (32, 32))
+    wanted = reference(torch, layer)
+    assert 0.1 < wanted.std() < 10, "results are near 1"
+    (call, *_) = moe_calls.calls(layer)
+    assert error(call(), wanted) < moe_calls.TOLERANCE
+    if kind == "bf16":
+        return
+    wide = dequantised(torch, layer)
+    ways: dict[str, tuple[Way, bool]] = {"torch": (nullcontext, False), "ours": (nullcontext, False)}
+    us, errors, wrong = times(torch, CPU, layer, ways, {"torch": wide})
+    assert (set(us), wrong) == ({"torch", "ours"}, {})
+    assert errors["torch"] < moe_calls.TOLERANCE
+    doubled = made(torch, Size(4, 2, 64, 96, gpt_oss), 6, "uniform", CPU, kind, (32, 32))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        times(torch, CPU, layer, ways, {"torch": doubled})
+
+
 def test_the_fastest_kernel_is_the_verdicts_or_the_screenings() -> None:
     def outcome(family: str, seconds: float) -> Any:
         return SimpleNamespace(
@@ -95,12 +156,14 @@ def test_the_fastest_kernel_is_the_verdicts_or_the_screenings() -> None:
 
 def test_ratios_are_over_ours() -> None:
     us = {"ours": 10.0, "vllm": 15.0, "vllm_newer": 13.0, "torch": 20.0, "torch_steps": 30.0}
-    assert ratios(us) == {"over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0}
+    assert ratios(us) == {"over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0, "over_bf16": None}
+    assert ratios({"ours": 10.0, "ours_bf16": 17.0})["over_bf16"] == 1.7
     assert set(ratios({"torch": 20.0}).values()) == {None}
-    row = {"model": "mixtral-8x7b", "tokens": 8, **ratios(us)}
-    found = summary([row, {**row, "tokens": 1, "over_vllm": None}])
-    assert [(one["model"], one["tokens"], one["rows"]) for one in found] == [
-        ("mixtral-8x7b", None, 2), ("mixtral-8x7b", 1, 1), ("mixtral-8x7b", 8, 1),
+    row = {"model": "mixtral-8x7b", "kind": "bf16", "tokens": 8, **ratios(us)}
+    found = summary([row, {**row, "tokens": 1, "over_vllm": None}, {**row, "kind": "w4a16"}])
+    assert [(one["model"], one["kind"], one["tokens"], one["rows"]) for one in found] == [
+        ("mixtral-8x7b", "bf16", None, 2), ("mixtral-8x7b", "bf16", 1, 1), ("mixtral-8x7b", "bf16", 8, 1),
+        ("mixtral-8x7b", "w4a16", None, 1), ("mixtral-8x7b", "w4a16", 8, 1),
     ]  # fmt: skip
     assert (found[0]["least_over_vllm"], found[1]["over_vllm"]) == (1.3, None)
 
@@ -117,3 +180,41 @@ def test_it_runs_on_a_cpu(
     assert all(set(one["us"]) == {"torch", "torch_steps"} and not one["wrong"] for one in found["rows"])
     assert found["what"].startswith("First both products")
     assert "written:" in capsys.readouterr().out
+
+
+def test_4_bit_weights_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "small", Size(4, 2, 64, 32))
+    monkeypatch.setitem(MODELS, "small-gpt-oss", Size(4, 2, 64, 32, gpt_oss=True))
+    out = str(tmp_path / "out.json")
+    moe_layer.main(
+        ["--json", out, "--device", "cpu", "--tokens", "3", "--kinds", "w4a16", "mxfp4", "--quick"]
+    )
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["model"], one["kind"]) for one in found["rows"]] == [
+        ("small", "w4a16"), ("small-gpt-oss", "mxfp4"),
+    ]  # fmt: skip
+    assert all(set(one["us"]) == {"torch", "torch_steps"} and not one["wrong"] for one in found["rows"])
+
+
+def test_ours_is_of_the_stored_weights_and_others_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers that the ways get; vLLM's configurations multiply no 4-bit weights."""
+    monkeypatch.setitem(MODELS, "small", Size(4, 2, 64, 32))
+    given: dict[str, Any] = {}
+
+    def seen(torch: Any, device: Any, layer: Any, ways: Any, others: Any) -> Any:
+        given.update({name: others.get(name, layer).copies[0][0] for name in ways})
+        return {}, {}, {}
+
+    monkeypatch.setattr(moe_layer, "times", seen)
+    loaded = {"ours": None, "vllm": None, "vllm_newer": None}
+    moe_layer.measured(torch, CPU, Case("small", 2, "uniform", "w4a16"), loaded)
+    kinds = {name: type(one).__name__ for name, one in given.items()}
+    assert kinds == {
+        "ours": "QuantizedExperts",
+        "ours_bf16": "Tensor",
+        "torch": "Tensor",
+        "torch_steps": "Tensor",
+    }
+    given.clear()
+    moe_layer.measured(torch, CPU, Case("small", 2, "uniform"), loaded)
+    assert list(given) == ["ours", "vllm", "vllm_newer", "torch", "torch_steps"]

@@ -42,8 +42,8 @@ class QuantizedExperts:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(experts, n, k)."""
-        form = self.form
-        return len(self.data), form.n, form.k
+        experts, n, packed = self.data.shape
+        return experts, n, 2 * packed
 
     @property
     def nbytes(self) -> int:

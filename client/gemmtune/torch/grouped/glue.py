@@ -1,5 +1,5 @@
 """What a mixture of experts does between its grouped products, each one launch of a Triton kernel and one
-operator of torch: routing and gathering rows, silu(gate) * up, and the weighted sum.
+operator of torch: routing and gathering rows, the activation, and the weighted sum.
 
 moe() takes these where runs() says so, and torch's operations elsewhere. The operators have no gradients.
 """
@@ -36,8 +36,14 @@ _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
     "moe_rows(Tensor x, Tensor ids, int experts, bool quantise) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define("moe_activation(Tensor hidden, Tensor ends, bool quantise) -> (Tensor, Tensor)")
-_LIBRARY.define("moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype) -> Tensor")
+_LIBRARY.define(
+    "moe_activation(Tensor hidden, Tensor ends, bool quantise, Tensor? bias, bool interleaved, "
+    "float? limit) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "moe_sum(Tensor rows, Tensor place, Tensor weights, ScalarType dtype, Tensor? bias, Tensor? ids) "
+    "-> Tensor"
+)
 
 
 def _has_triton() -> bool:
@@ -126,37 +132,46 @@ def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
     return made
 
 
-def _activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
-    rows, columns = hidden.shape[0], hidden.shape[1] // 2
+def _activation(
+    hidden: Any, ends: Any, quantise: bool, bias: Any, interleaved: bool, limit: float | None
+) -> tuple[Any, Any]:
+    rows, columns, experts = hidden.shape[0], hidden.shape[1] // 2, ends.shape[0]
     out, scales = made = _empty(hidden, rows, columns, quantise)
     if rows:
         programs, blocks = _over(columns)
+        # Only a bias needs a row's expert.
+        padded = 1 if bias is None else 1 << (experts - 1).bit_length()
         with _on(hidden):
-            _kernels().silu_mul[rows, programs](
-                hidden.contiguous(), ends, _bytes(out, quantise), scales, ends.shape[0], columns,
-                BLOCKS=blocks, QUANTISE=quantise, **_launched(hidden.device),
+            _kernels().gated_activation[rows, programs](
+                hidden.contiguous(), ends, None if bias is None else bias.contiguous(),
+                _bytes(out, quantise), scales, experts, columns, limit,
+                EXPERTS=padded, BLOCKS=blocks, INTERLEAVED=interleaved, QUANTISE=quantise,
+                **_launched(hidden.device),
             )  # fmt: skip
     return made
 
 
-def _sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+def _sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any, ids: Any) -> Any:
     (tokens, chosen), columns = place.shape, rows.shape[1]
     out = rows.new_empty((tokens, columns), dtype=dtype)
     if tokens:
         size = _COLUMNS if tokens <= _MANY else _MANY_COLUMNS
+        biases = (None, None) if bias is None else (bias.contiguous(), ids.contiguous())
         with _on(rows):
             _kernels().weighted_sum[tokens, -(-columns // size)](
-                rows.contiguous(), place.contiguous(), weights.contiguous(), out, columns,
+                rows.contiguous(), place.contiguous(), weights.contiguous(), *biases, out, columns,
                 CHOSEN=chosen, COLUMNS=size, **_launched(rows.device),
             )  # fmt: skip
     return out
 
 
-def _fake_activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
+def _fake_activation(
+    hidden: Any, ends: Any, quantise: bool, bias: Any, interleaved: bool, limit: float | None
+) -> tuple[Any, Any]:
     return _empty(hidden, hidden.shape[0], hidden.shape[1] // 2, quantise)
 
 
-def _fake_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
+def _fake_sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any, ids: Any) -> Any:
     return rows.new_empty((place.shape[0], rows.shape[1]), dtype=dtype)
 
 
@@ -181,14 +196,25 @@ def rows_of_experts(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any
     return found
 
 
-def activation(hidden: Any, ends: Any, quantise: bool) -> tuple[Any, Any]:
-    """silu(gate) * up of hidden [rows, 2 * intermediate], gate first, computed in fp32 and rounded once; and
-    its scales, as of rows_of_experts()."""
-    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(hidden, ends, quantise)
+def activation(
+    hidden: Any,
+    ends: Any,
+    quantise: bool,
+    bias: Any = None,
+    interleaved: bool = False,
+    limit: float | None = None,
+) -> tuple[Any, Any]:
+    """silu(gate) * up of hidden [rows, 2 * intermediate], or swigluoai where there is a limit, computed in
+    fp32 and rounded once; and its scales, as of rows_of_experts(). bias: [experts, 2 * intermediate], added
+    to the rows of each expert before. The gate's columns come first, or take turns with those of up."""
+    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(
+        hidden, ends, quantise, bias, interleaved, limit
+    )
     return found
 
 
-def weighted_sum(rows: Any, place: Any, weights: Any, dtype: Any) -> Any:
-    """out[t] = sum over i of weights[t, i] rows[place[t, i]] where place[t, i] >= 0, added in fp32 in the
-    order of i."""
-    return torch.ops.gemmtune.moe_sum(rows, place, weights, dtype)
+def weighted_sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any = None, ids: Any = None) -> Any:
+    """out[t] = sum over i of weights[t, i] (rows[place[t, i]] + bias[ids[t, i]]) where place[t, i] >= 0,
+    added in fp32 in the order of i. bias: [experts, columns], or None, which adds nothing and needs no
+    ids."""
+    return torch.ops.gemmtune.moe_sum(rows, place, weights, dtype, bias, ids)

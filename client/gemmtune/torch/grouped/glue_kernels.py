@@ -13,12 +13,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from gemmtune.torch.grouped import activation
+
 #: Elements that share a scale.
 BLOCK = tl.constexpr(128)
 #: The largest e4m3.
 _MOST = tl.constexpr(448.0)
 #: The least scale: of a block of zeros too. Its reciprocal is finite.
 LEAST_SCALE = tl.constexpr(2.0**-100)
+#: What swigluoai multiplies the gate by in its sigmoid.
+ALPHA = tl.constexpr(activation.ALPHA)
 
 
 @triton.jit
@@ -163,32 +167,63 @@ def gather(
             tl.store(out + row * columns + at, found, mask=(at < columns) & (row >= 0))
 
 
+@triton.jit
+def _gate_and_up(row, at, blocks, columns, BLOCKS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Gate and up of a row [2 * columns] in fp32."""
+    if INTERLEAVED:
+        # Loads of whole lines: pairs in a dimension of their own would be loaded one by one.
+        both = blocks[:, None] * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)[None, :]
+        pairs = tl.load(row + both, mask=both < 2 * columns, other=0.0)
+        gate, up = tl.split(tl.reshape(pairs.to(tl.float32), (BLOCKS, BLOCK, 2)))
+    else:
+        within = at < columns
+        gate = tl.load(row + at, mask=within, other=0.0).to(tl.float32)
+        up = tl.load(row + columns + at, mask=within, other=0.0).to(tl.float32)
+    return gate, up
+
+
 @triton.jit(do_not_specialize=["experts"])
-def silu_mul(
-    hidden, ends, out, scales, experts, columns,
-    BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
+def gated_activation(
+    hidden, ends, bias, out, scales, experts, columns, limit,
+    EXPERTS: tl.constexpr, BLOCKS: tl.constexpr, INTERLEAVED: tl.constexpr, QUANTISE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of rows [2 * columns], gate first, in fp32; rows of no expert are left alone."""
+    """The activation of rows [2 * columns] in fp32, after the bias of the row's expert where there is one:
+    silu(gate) * up, or with a limit swigluoai. Rows of no expert are left alone. EXPERTS: a power of two, at
+    least `experts`."""
     _begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(ends + experts - 1):
         at, blocks = _positions(tl.program_id(1), BLOCKS)
-        within = at < columns
-        gate = tl.load(hidden + row * 2 * columns + at, mask=within, other=0.0).to(tl.float32)
-        up = tl.load(hidden + row * 2 * columns + columns + at, mask=within, other=0.0).to(tl.float32)
-        found = gate / (1.0 + tl.exp(-gate)) * up
+        gate, up = _gate_and_up(hidden + row * 2 * columns, at, blocks, columns, BLOCKS, INTERLEAVED)
+        if bias is not None:
+            every = tl.arange(0, EXPERTS)
+            before = (every < experts) & (tl.load(ends + every, mask=every < experts, other=0) <= row)
+            expert = tl.sum(before.to(tl.int32), 0).to(tl.int64)
+            biases = bias + expert * 2 * columns
+            of_gate, of_up = _gate_and_up(biases, at, blocks, columns, BLOCKS, INTERLEAVED)
+            gate += of_gate
+            up += of_up
+        if limit is not None:
+            # Comparisons, so that NaN stays NaN.
+            gate = tl.where(gate > limit, limit, gate)
+            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+            found = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+        else:
+            found = gate / (1.0 + tl.exp(-gate)) * up
         if QUANTISE:
             _store_quantised(found, row, out, scales, at, blocks, columns)
         else:
-            tl.store(out + row * columns + at, found.to(out.dtype.element_ty), mask=within)
+            tl.store(out + row * columns + at, found.to(out.dtype.element_ty), mask=at < columns)
 
 
 @triton.jit
 def weighted_sum(
-    rows, place, weights, out, columns,
+    rows, place, weights, bias, ids, out, columns,
     CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a token's rows by its weights, in fp32 and in the order of its experts."""
+    """The sum of a token's rows by its weights, in fp32 and in the order of its experts. With a bias that of
+    each row's expert, which ids name, is added to the row before."""
     _begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -196,7 +231,11 @@ def weighted_sum(
     for one in tl.static_range(CHOSEN):
         row = tl.load(place + token * CHOSEN + one).to(tl.int64)
         weight = tl.load(weights + token * CHOSEN + one).to(tl.float32)
-        found = tl.load(rows + row * columns + at, mask=(at < columns) & (row >= 0), other=0.0)
+        within = (at < columns) & (row >= 0)
+        found = tl.load(rows + row * columns + at, mask=within, other=0.0).to(tl.float32)
+        if bias is not None:
+            expert = tl.load(ids + token * CHOSEN + one).to(tl.int64)
+            found += tl.load(bias + expert * columns + at, mask=within, other=0.0).to(tl.float32)
         # A weight of no expert here may be anything.
-        total += tl.where(row >= 0, weight * found.to(tl.float32), 0.0)
+        total += tl.where(row >= 0, weight * found, 0.0)
     tl.store(out + token * columns + at, total.to(out.dtype.element_ty), mask=at < columns)

@@ -8,9 +8,20 @@ from typing import Any
 import torch
 
 from gemmtune.torch.grouped import glue
-from gemmtune.torch.grouped.operators import GroupError, grouped_mm
-from gemmtune.torch.grouped.scaled import OUTPUTS, TYPE, quantised, scale_shapes
+from gemmtune.torch.grouped.activation import activated, limit_of
+from gemmtune.torch.grouped.experts import QuantizedExperts
+from gemmtune.torch.grouped.layer_checks import (
+    check,
+    check_biases,
+    check_no_gradient,
+    check_quantised,
+    check_scaled,
+    tensors_of,
+)
+from gemmtune.torch.grouped.operators import grouped_mm
+from gemmtune.torch.grouped.scaled import TYPE, quantised
 from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
+from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16
 
 
 def moe(
@@ -21,39 +32,68 @@ def moe(
     ids: Any,
     gate_up_scale: Any = None,
     down_scale: Any = None,
+    *,
+    gate_up_bias: Any = None,
+    down_bias: Any = None,
+    activation: str = "silu",
+    swiglu_limit: float | None = None,
+    interleaved: bool = False,
 ) -> Any:
-    """out[t] = sum over i of weights[t, i] down[e] (silu(gate) * up), where e = ids[t, i] and (gate, up) are
-    the halves of gate_up[e] x[t].
+    """out[t] = sum over i of weights[t, i] (down[e] (silu(gate) * up) + down_bias[e]), where e = ids[t, i]
+    and (gate, up) are the halves of gate_up[e] x[t] + gate_up_bias[e].
 
     x [tokens, hidden]; gate_up [experts, 2 * intermediate, hidden], the gate's rows first; down [experts,
     hidden, intermediate]; weights and ids [tokens, chosen], ids whole numbers. An id that is negative, or no
     expert of these, adds nothing: its expert lies on another device. Sums are in fp32 and always in the same
     order; the result has x's type. The host waits for nothing. Raises GroupError, a ValueError.
 
+    gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden] are float32, bfloat16 or float16,
+    whatever x is, and added in fp32; None is none. interleaved: rows of gate_up (and its bias) take turns,
+    the gate's even, up's odd, as gpt-oss stores them. activation "swigluoai" is gpt-oss's: (up + 1) * gate *
+    sigmoid(1.702 * gate) of the gate clamped to at most swiglu_limit and up clamped to at most that in
+    magnitude (default: 7, as gpt-oss's). experts_from_gpt_oss() reads all of these but x, weights and ids.
+
     Weights of torch.float8_e4m3fn have fp32 scales of 128 x 128 blocks, gate_up_scale [experts,
     2 * intermediate / 128, hidden / 128] and down_scale [experts, hidden / 128, intermediate / 128] (partial
-    blocks count), as DeepSeek-V3 ships them. x and silu(gate) * up are then quantised by 128 elements of a
+    blocks count), as DeepSeek-V3 ships them. x and the activation are then quantised by 128 elements of a
     row: each element is off by at most 1/16 of itself or 2^-18 of the largest of its 128, whichever is more.
-    There are no gradients of these, and where no row of a table serves them scaled_grouped_mm() waits for the
-    device.
+    Where no row of a table serves them scaled_grouped_mm() waits for the device.
+
+    Weights of 4 bits are QuantizedExperts, gate_up and down both, for x of bfloat16 or float16. Their
+    products are grouped_mm_w4a16(): where no row of a table serves one it dequantises the weights of all
+    experts. There are no gradients of weights of 8 and 4 bits.
 
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
     one launch each; elsewhere they are torch's operations. Both give the products the same rows."""
-    _check(x, gate_up, down, weights, ids)
-    experts, scaled = gate_up.shape[0], gate_up.dtype is TYPE or down.dtype is TYPE
-    if scaled or gate_up_scale is not None or down_scale is not None:
-        _check_scaled(x, gate_up, down, weights, gate_up_scale, down_scale)
+    limit = limit_of(activation, swiglu_limit)
+    check(x, gate_up, down, weights, ids)
+    check_biases(x, gate_up, down, gate_up_bias, down_bias)
+    experts = gate_up.shape[0]
+    floats = [one for one in (x, weights, gate_up_bias, down_bias) if one is not None]
+    floats += [*tensors_of(gate_up), *tensors_of(down)]
+    packed = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
+    scaled = not packed and (gate_up.dtype is TYPE or down.dtype is TYPE)
+    if packed:
+        check_quantised(x, gate_up, down, gate_up_scale, down_scale)
+        check_no_gradient(4, *floats)
+    elif scaled or gate_up_scale is not None or down_scale is not None:
+        check_scaled(x, gate_up, down, gate_up_scale, down_scale)
+        check_no_gradient(8, x, weights, gate_up_bias, down_bias)
 
     def product(rows: Any, scales: Any, weight: Any, scale: Any, ends: Any) -> Any:
+        if packed:
+            own = weight.data, weight.scales, ends, weight.zeros, weight.group_size
+            return grouped_mm_w4a16(rows, *own, zero_point=weight.zero_point)
         if scaled:
             return scaled_grouped_mm(rows, weight, scales, scale, ends, out_dtype=x.dtype)
         return grouped_mm(rows, weight, ends)
 
-    if glue.runs(x, gate_up, down, weights):
+    if glue.runs(*floats):
         rows, scales, ends, place = glue.rows_of_experts(x, ids, experts, scaled)
         hidden = product(rows, scales, gate_up, gate_up_scale, ends)
-        rows, scales = glue.activation(hidden, ends, scaled)
-        return glue.weighted_sum(product(rows, scales, down, down_scale, ends), place, weights, x.dtype)
+        rows, scales = glue.activation(hidden, ends, scaled, gate_up_bias, interleaved, limit)
+        out = product(rows, scales, down, down_scale, ends)
+        return glue.weighted_sum(out, place, weights, x.dtype, down_bias, None if down_bias is None else ids)
     sources, ends, place, here = sorted_rows(ids, experts)
     if scaled:
         rows, scales = quantised(x)
@@ -61,65 +101,26 @@ def moe(
         rows, scales = rows.view(torch.uint8)[sources].view(TYPE), scales[sources]
     else:
         rows, scales = x[sources], None
-    gate, up = product(rows, scales, gate_up, gate_up_scale, ends).chunk(2, dim=-1)
-    if scaled:
-        rows, scales = quantised(torch.nn.functional.silu(gate.float()) * up.float())
-    else:
-        rows = torch.nn.functional.silu(gate) * up
+    hidden = product(rows, scales, gate_up, gate_up_scale, ends)
+    if gate_up_bias is not None:
+        numbers = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
+        hidden = hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(ends, numbers, right=True)]
+    elif scaled or limit is not None:
+        hidden = hidden.float()
+    rows = activated(hidden, interleaved, limit)
+    rows, scales = quantised(rows) if scaled else (rows.to(x.dtype), None)
     out = product(rows, scales, down, down_scale, ends)[place].float()
+    if down_bias is not None:
+        out = out + down_bias.float()[ids.to(torch.int64).clamp(0, experts - 1)]
     # Rows of no expert are undefined, and may be NaN: they are replaced before they are multiplied, or the
     # gradient of their weight would be 0 * NaN.
     added = torch.where(here[..., None], out, 0.0) * weights[..., None].float()
     return added.sum(1).to(x.dtype)
 
 
-def _check(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> None:
-    tokens = x.shape[0]
-    if ids.shape != weights.shape or ids.dim() != 2 or ids.shape[0] != tokens or ids.is_floating_point():
-        raise GroupError(
-            f"weights are {list(weights.shape)} and ids {list(ids.shape)} of {ids.dtype}; they must be one "
-            f"shape, [{tokens}, experts of a token], and ids whole numbers"
-        )
-    if (
-        down.dim() != 3
-        or gate_up.dim() != 3
-        or gate_up.shape[1] != 2 * down.shape[2]
-        or down.shape[0] != gate_up.shape[0]
-    ):
-        raise GroupError(
-            f"gate_up is {list(gate_up.shape)} and down {list(down.shape)}; they must be "
-            "[experts, 2 * intermediate, hidden] and [experts, hidden, intermediate]"
-        )
-    if x.dim() != 2 or gate_up.shape[2] != x.shape[1] or down.shape[1] != x.shape[1]:
-        raise GroupError(
-            f"x is {list(x.shape)}, gate_up {list(gate_up.shape)} and down {list(down.shape)}; x must be "
-            "[tokens, hidden], and hidden the same in all"
-        )
-    devices = dict.fromkeys(one.device for one in (x, gate_up, down, weights, ids))
-    if len(devices) > 1:
-        raise GroupError(f"the operands are on {', '.join(map(str, devices))}; they must be on one device")
-
-
-def _check_scaled(x: Any, gate_up: Any, down: Any, weights: Any, gate_up_scale: Any, down_scale: Any) -> None:
-    if gate_up.dtype is not TYPE or down.dtype is not TYPE or x.dtype not in OUTPUTS:
-        raise GroupError(
-            f"x is {x.dtype}, gate_up {gate_up.dtype} and down {down.dtype}; weights with scales are both "
-            f"{TYPE}, for x of bfloat16, float16 or float32"
-        )
-    for name, weight, scale in (("gate_up", gate_up, gate_up_scale), ("down", down, down_scale)):
-        wanted = scale_shapes(x.shape[0], *weight.shape)["blocks"][1]
-        if scale is None:
-            raise GroupError(f"{name} is {TYPE} without {name}_scale, fp32 {list(wanted)}")
-        if scale.dtype is not torch.float32 or tuple(scale.shape) != wanted or scale.device != x.device:
-            raise GroupError(
-                f"{name}_scale is {list(scale.shape)} of {scale.dtype} on {scale.device}; it must be "
-                f"{list(wanted)} of torch.float32 on {x.device}, one scale for 128 x 128 weights"
-            )
-    if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
-        raise GroupError(
-            "x or weights need a gradient, which moe() has none of for 8-bit weights: call it under "
-            "torch.no_grad()"
-        )
+def _with_none(bias: Any) -> Any:
+    """Biases in fp32 with one of no expert behind them, which takes the gradients of undefined rows."""
+    return torch.nn.functional.pad(bias.float(), (0, 0, 0, 1))
 
 
 def sorted_rows(ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:

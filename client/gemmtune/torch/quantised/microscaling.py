@@ -12,8 +12,6 @@ import torch
 
 from gemmtune.torch.quantised.form import MX_GROUP, MX_NAN, Form
 
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_NUMBERS = (*_MAGNITUDES, *(-one for one in _MAGNITUDES))
 #: The exponent of e2m1's greatest power of two, and of the scale 2^0.
 _TOP_EXPONENT, _BIAS = 2, 127
 
@@ -26,10 +24,20 @@ def scale_numbers(scales: Any) -> Any:
     return (bits << 23 | more).view(torch.float32)
 
 
+def _pairs(dtype: Any, device: Any) -> Any:
+    """Both elements of every byte, [256, 2]. They are computed on the device: a CUDA graph cannot capture a
+    copy of the host's memory, and the host would wait for it."""
+    every = torch.arange(256, dtype=torch.int32, device=device)
+    codes = torch.stack([every & 15, every >> 4], dim=-1)
+    exponent, mantissa = codes >> 1 & 3, codes & 1
+    # The exponent 0 has the step of 1, and no leading 1.
+    doubled = torch.where(exponent == 0, mantissa, (2 + mantissa) << exponent >> 1)
+    return doubled.to(dtype) * torch.where(codes > 7, -0.5, 0.5).to(dtype)
+
+
 def dequantized_mxfp4(form: Form, weight: Any, scales: Any, dtype: Any) -> Any:
     """The numbers [n, k] of stored weights, each rounded once to `dtype`."""
-    by_byte = [(low, high) for high in _NUMBERS for low in _NUMBERS]
-    pairs = torch.tensor(by_byte, dtype=dtype, device=weight.device)
+    pairs = _pairs(dtype, weight.device)
     found = pairs.index_select(0, weight.reshape(-1).to(torch.int32)).view(form.n, form.groups, MX_GROUP)
     # In a smaller type torch multiplies in float32, where the product is exact, and rounds it.
     return found.mul_(scale_numbers(scales).unsqueeze(-1)).view(form.n, form.k)

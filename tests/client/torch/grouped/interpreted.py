@@ -6,11 +6,13 @@ TRITON_INTERPRET=1."""
 from __future__ import annotations
 
 import traceback
+from itertools import product
 from typing import Any
+from unittest import mock
 
 import numpy
 import torch
-from gemmtune.torch import moe
+from gemmtune.torch import experts_from_gpt_oss
 from gemmtune.torch.grouped import glue
 from gemmtune.torch.grouped.layer import sorted_rows
 from gemmtune.torch.grouped.scaled import quantised
@@ -19,7 +21,20 @@ from triton import language
 from triton.runtime import interpreter
 
 from tests.client.torch.grouped import CHECKS
-from tests.client.torch.grouped.test_layer import close8, expected, layer, layer8
+from tests.client.torch.grouped.test_layer import close8, expected, layer, layer8, silu_mul, swigluoai
+from tests.client.torch.grouped.test_layer_options import (
+    FORMS,
+    HIDDEN,
+    INTERMEDIATE,
+    OSS,
+    PREFIX,
+    biases,
+    exact,
+    layer4,
+    moe,
+    near,
+    stored,
+)
 
 
 def few(ids: int) -> None:
@@ -103,6 +118,58 @@ def activations() -> None:
         assert ((q[:5].double() * each - wanted).abs() <= bound).all()
 
 
+def activations_of_gpt_oss() -> None:
+    """Every combination of a bias, columns that take turns, and a limit, of experts without rows too."""
+    torch.manual_seed(1)
+    ends = torch.tensor([0, 2, 2, 5, 5], dtype=torch.int32)
+    owners = torch.tensor([1, 1, 3, 3, 3])
+    for columns, limit, interleaved, of_bias in product(
+        (32, 1100), (None, 3.0), (False, True), (None, torch.bfloat16, torch.float32)
+    ):
+        hidden = (4 * torch.randn(7, 2 * columns)).to(torch.bfloat16)
+        bias = None if of_bias is None else torch.randn(5, 2 * columns).to(of_bias)
+        added = hidden[:5].double() + (0.0 if bias is None else bias[owners].double())
+        turned = torch.stack(added.chunk(2, -1), -1).flatten(1)
+        if limit is None:
+            halves = torch.cat([added[:, ::2], added[:, 1::2]], 1)
+            wanted = silu_mul(halves if interleaved else added)
+        else:
+            wanted = swigluoai(added if interleaved else turned, limit)
+        out, none = glue.activation(hidden, ends, False, bias, interleaved, limit)
+        assert none.shape == (0, 0)
+        # What is added in fp32 is off by its last place, and (up + 1) by that of 1.
+        assert torch.allclose(out[:5].double(), wanted, rtol=2**-8, atol=1e-5)
+        q, scales = glue.activation(hidden, ends, True, bias, interleaved, limit)
+        each = scales[:5].repeat_interleave(128, 1)[:, :columns].double()
+        bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001 + 1e-5
+        assert ((q[:5].double() * each - wanted).abs() <= bound).all()
+
+
+def what_is_not_finite_passes_the_limit() -> None:
+    nan, inf = float("nan"), float("inf")
+    hidden = torch.tensor([[nan, 1.0, 1.0, nan, inf, inf, -200.0, -inf]], dtype=torch.bfloat16)
+    out, _ = glue.activation(hidden, torch.tensor([1], dtype=torch.int32), False, None, True, 7.0)
+    wanted = swigluoai(hidden.double())
+    assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-30, equal_nan=True), out
+    assert out[0].isnan().tolist() == [True, True, False, False]
+
+
+def weighted_sums_with_biases() -> None:
+    torch.manual_seed(3)
+    place = torch.tensor([[2, 0], [-1, 1], [-1, -1]], dtype=torch.int32)
+    weights = torch.rand(3, 2)
+    weights[2] = float("nan")
+    for columns, kind in product((72, 300), (torch.int32, torch.int64)):
+        ids = torch.tensor([[3, 0], [-1, 2], [9, -5]], dtype=kind)
+        rows, bias = torch.randn(3, columns, dtype=torch.bfloat16), torch.randn(4, columns)
+        found = glue.weighted_sum(rows, place, weights, torch.bfloat16, bias, ids)
+        wanted = torch.stack([
+            weights[0, 0] * (rows[2].float() + bias[3]) + weights[0, 1] * (rows[0].float() + bias[0]),
+            weights[1, 1] * (rows[1].float() + bias[2]), torch.zeros(columns),
+        ])  # fmt: skip
+        assert torch.equal(found, wanted.to(torch.bfloat16))
+
+
 def weighted_sums() -> None:
     torch.manual_seed(2)
     place = torch.tensor([[2, 0], [-1, 1], [-1, -1]], dtype=torch.int32)
@@ -146,6 +213,39 @@ def whole_layers_of_8_bit_weights() -> None:
         assert close8(out, given)
 
 
+def whole_layers_of_4_bit_weights() -> None:
+    for form, dtype in product(FORMS, (torch.bfloat16, torch.float16)):
+        given = layer4(form, dtype)
+        given[4][0], given[4][1, 0] = -1, 7
+        assert glue.runs(given[0])
+        out = moe(*given)
+        assert out.dtype is dtype
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert near(out, exact(given))
+
+
+def whole_layers_of_gpt_oss() -> None:
+    for most in (64, 0):
+        few(most)
+        given, added = layer4(), biases(hidden=HIDDEN, inter=INTERMEDIATE)
+        given[4][0], given[4][1, 0] = -1, 7
+        out = moe(*given, **added, **OSS)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert near(out, exact(given, biases=tuple(added.values()), gated=swigluoai))
+        plain, added = layer(), biases(torch.float32)
+        wanted = expected(*plain, biases=tuple(added.values()), gated=swigluoai)
+        assert near(moe(*plain, **added, **OSS), wanted)
+    # By torch's operations the layer is the same: one of 4 bits from a checkpoint, one of 8 bits.
+    x, _, _, weights, ids = layer4()
+    of_file = {"weights": weights, "ids": ids, **experts_from_gpt_oss(stored(), PREFIX)}
+    wide, added = layer8(), biases(hidden=272, inter=144)
+    outs = [moe(x, **of_file), moe(*wide, **added, **OSS)]
+    with mock.patch.object(glue, "runs", return_value=False):
+        others = [moe(x, **of_file), moe(*wide, **added, **OSS)]
+    assert near(outs[0], others[0].double(), 0.005)
+    assert near(outs[1], others[1].double(), 0.02)
+
+
 def gradients_take_torchs_operations() -> None:
     x, gate_up, down, weights, ids = layer()
     assert glue.runs(x, gate_up, down, weights)
@@ -174,12 +274,21 @@ def compiled_in_one_graph() -> None:
 
     torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)(*given)
     assert all(any(name in target for target in targets) for name in names), targets
+    of_4_bits, added = layer4(), biases(hidden=HIDDEN, inter=INTERMEDIATE)
+    assert torch.equal(compiled(*of_4_bits, **added, **OSS), moe(*of_4_bits, **added, **OSS))
+    targets.clear()
+    torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)(*of_4_bits, **added, **OSS)
+    for name, times in (*((one, 1) for one in names), ("grouped_mm_w4a16", 2)):
+        assert sum(name in target for target in targets) == times, targets
     x, ids = given[0], given[-1]
+    end, of_one = torch.tensor([7], dtype=torch.int32), torch.randn(1, 48)
     for name, arguments in (
         ("moe_rows", (x, ids, 5, True)),
         ("moe_rows", (x, ids, 5, False)),
-        ("moe_activation", (x, torch.tensor([7], dtype=torch.int32), True)),
-        ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16)),
+        ("moe_activation", (x, end, True, None, False, None)),
+        ("moe_activation", (x, end, True, of_one, True, 7.0)),
+        ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16, None, None)),
+        ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16, torch.randn(5, 48), ids)),
     ):
         # Not every output is defined everywhere, so that values are not compared here.
         operator = getattr(torch.ops.gemmtune, name)

@@ -53,15 +53,22 @@ _SIGNATURES: dict[str, dict[str, Any]] = {
         "x": "*fp16", "place": "*i32", "out": "*u8", "scales": _F32, "columns": _I32, "CHOSEN": 8,
         "BLOCKS": 8, "QUANTISE": True,
     },
-    "silu_mul": {
-        "hidden": "*bf16", "ends": "*i32", "out": "*bf16", "scales": _F32, "experts": _I32,
-        "columns": _I32, "BLOCKS": 8, "QUANTISE": False,
+    "gated_activation": {
+        "hidden": "*bf16", "ends": "*i32", "bias": None, "out": "*bf16", "scales": _F32, "experts": _I32,
+        "columns": _I32, "limit": None, "EXPERTS": 1, "BLOCKS": 8, "INTERLEAVED": False, "QUANTISE": False,
     },
     "weighted_sum": {
-        "rows": "*bf16", "place": "*i32", "weights": _F32, "out": "*bf16", "columns": _I32, "CHOSEN": 8,
-        "COLUMNS": 256,
+        "rows": "*bf16", "place": "*i32", "weights": _F32, "bias": None, "ids": None, "out": "*bf16",
+        "columns": _I32, "CHOSEN": 8, "COLUMNS": 256,
     },
 }  # fmt: skip
+#: As gpt-oss's layer runs them, and 8-bit weights with biases.
+_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((name, {}) for name in _SIGNATURES),
+    ("gated_activation", {"bias": "*bf16", "EXPERTS": 128, "limit": "fp32", "INTERLEAVED": True}),
+    ("gated_activation", {"bias": _F32, "EXPERTS": 512, "out": "*u8", "QUANTISE": True}),
+    ("weighted_sum", {"bias": "*bf16", "ids": "*i64"}),
+)
 
 
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=["sm_90", "gfx942"])
@@ -72,8 +79,8 @@ def test_kernels_compile_for_gpus(
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for name, signature in _SIGNATURES.items():
-        given = {**signature, "DEPENDENT": target[0] == "cuda"}
+    for name, options_of_call in _OPTIONS:
+        given = {**_SIGNATURES[name], **options_of_call, "DEPENDENT": target[0] == "cuda"}
         kernel = getattr(glue._kernels(), name)
         constants = {key: value for key, value in given.items() if not isinstance(value, str)}
         types = {key: "constexpr" if key in constants else value for key, value in given.items()}

@@ -60,21 +60,37 @@ def close8(out: Any, given: tuple[Any, ...]) -> bool:
     return bool(off[0] < 0.05 and off[1] < 0.015)
 
 
+def silu_mul(hidden: Any) -> Any:
+    gate, up = hidden.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def swigluoai(hidden: Any, limit: float = 7.0) -> Any:
+    """gpt-oss's activation of columns that take turns."""
+    gate, up = hidden[..., ::2], hidden[..., 1::2]
+    gate, up = torch.minimum(gate, torch.tensor(limit)), torch.clip(up, -limit, limit)
+    return (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
+
+
 def expected(
-    x: Any, gate_up: Any, down: Any, weights: Any, ids: Any, between: Callable[[Any], Any] | None = None
-) -> Any:
-    """In float64; `between` is done to silu(gate) * up."""
+    x: Any, gate_up: Any, down: Any, weights: Any, ids: Any, between: Callable[[Any], Any] | None = None, *,
+    biases: tuple[Any, Any] = (0.0, 0.0), gated: Callable[[Any], Any] = silu_mul,
+) -> Any:  # fmt: skip
+    """In float64; `between` is done to the activation."""
     experts = len(gate_up)
     out = torch.zeros(x.shape, dtype=torch.float64)
+    of_gate_up, of_down = (
+        one.double() if isinstance(one, torch.Tensor) else torch.zeros(experts, 1, dtype=torch.float64)
+        for one in biases
+    )
     for token, (row, scales, chosen) in enumerate(
         zip(x.double(), weights.double(), ids.tolist(), strict=True)
     ):
         for scale, one in zip(scales, chosen, strict=True):
             if 0 <= one < experts:
-                gate, up = (gate_up[one].double() @ row).chunk(2)
-                hidden = torch.nn.functional.silu(gate) * up
+                hidden = gated(gate_up[one].double() @ row + of_gate_up[one])
                 hidden = hidden if between is None else between(hidden[None])[0]
-                out[token] += scale * (down[one].double() @ hidden)
+                out[token] += scale * (down[one].double() @ hidden + of_down[one])
     return out
 
 
