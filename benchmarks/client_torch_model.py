@@ -6,7 +6,7 @@
 Random bf16 weights, a StaticCache, one decode step captured in a CUDA graph; replays are timed by events. Ways:
 torch, apply(), apply(fuse=True), enable() and torch again; with --compile also torch.compile in each of the named
 modes, by itself, under apply() and under apply(fuse=True). Experts of a mixture are grouped products, which enable()
-serves. --record writes the problems of the steps instead, for `gemmtune tune`.
+serves; such models also run with use_moe(), by itself and under enable(). --record writes the problems of the steps instead, for `gemmtune tune`.
 Ways are timed one after another, each with a graph of its own: fused weights lie elsewhere, and a graph must
 not outlive what it reads. Logits are compared with those of the same weights in fp32 (--no-fp32 leaves that
 out: it takes twice the model's memory). `--model tiny` on a CPU tries the script, without graphs.
@@ -178,6 +178,22 @@ def enabled(table: Any) -> Iterator[Any]:
         yield handle
 
 
+@contextmanager
+def whole_layers(model: Any, table: Any | None) -> Iterator[Any]:
+    """use_moe(), under enable() if there is a table."""
+    with gemmtune.torch.use_moe(model), nullcontext() if table is None else enabled(table) as handle:
+        yield handle
+
+
+def has_experts(model: Any) -> bool:
+    """Whether use_moe() takes the model."""
+    try:
+        gemmtune.torch.use_moe(model).restore()
+    except gemmtune.torch.ServingError:
+        return False
+    return True
+
+
 def recorded(names: Sequence[str], batches: Sequence[int], device: Any) -> Any:
     """The products of a decode step of each model at each batch size."""
     recording = gemmtune.torch.record(device.type)
@@ -240,6 +256,11 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
         ("enable", lambda: enabled(table), None),
         ("torch again", nullcontext, None),
     ]
+    if has_experts(model):
+        ways[-1:-1] = [
+            ("use_moe", lambda: whole_layers(model, None), None),
+            ("enable, use_moe", lambda: whole_layers(model, table), None),
+        ]
     for mode in options.compile:
         ways += [
             (f"torch.compile, {mode}", nullcontext, mode),
@@ -264,7 +285,7 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
                 values[way] = {"milliseconds": taken, "to_fp32": distance(logits, exact.get(batch))}
                 if handle is not None:
                     lines = [line for line in count.report().lines if line.hit and line.m == batch]
-                    if way != "enable":
+                    if isinstance(handle, gemmtune.torch.Applied):
                         values[way] |= {"modules": handle.modules, "fused": handle.fused}
                     values[way] |= {
                         "memory_bytes": {

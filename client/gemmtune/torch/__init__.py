@@ -8,6 +8,7 @@
     gemmtune.torch.scaled_grouped_mm(x, weight, scale_x, scale_w, offs)
                                                        the same of 8-bit floats with scales
     gemmtune.torch.moe(x, gate_up, down, weights, ids) the experts of a layer, of 16, 8 or 4 bits
+    gemmtune.torch.use_moe(model)                      those of a model of transformers by moe()
     gemmtune.torch.grouped_mm_w4a16(x, weight, scales, offs)
                                                        grouped products by 4-bit weights
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
@@ -35,6 +36,7 @@ from gemmtune.torch.grouped.gpt_oss import experts_from_gpt_oss
 from gemmtune.torch.grouped.layer import moe
 from gemmtune.torch.grouped.operators import GroupError, grouped_mm
 from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
+from gemmtune.torch.grouped.transformers_experts import use_moe
 from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16
 from gemmtune.torch.quantised.adapters import (
     from_awq,
@@ -79,5 +81,5 @@ __all__ = [
     "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao", "grouped_mm",
     "grouped_mm_w4a16", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
     "quantize", "quantize_experts", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm",
-    "stack_experts", "unpack_int4", "unpack_zeros",
+    "stack_experts", "unpack_int4", "unpack_zeros", "use_moe",
 ]  # fmt: skip
