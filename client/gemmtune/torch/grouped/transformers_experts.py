@@ -153,8 +153,8 @@ def _how(name: str, module: Any) -> _How:
         stored: Any = getattr(module, weight, torch.empty(0))
         if stored.dtype not in _TYPES or stored.dim() != 3:
             raise ServingError(
-                f"{what}: {weight} is {stored.dtype} {list(stored.shape)}; use_moe() takes the weights of all "
-                "experts in one tensor of bfloat16 or float16"
+                f"{what}: {weight} is {stored.dtype} {list(stored.shape)}; use_moe() takes the weights of "
+                "all experts in one tensor of bfloat16 or float16"
             )
     # As many columns as the module has: some gates look at its sizes.
     columns = 2 * module.down_proj.shape[1 if module.is_transposed else 2]
