@@ -20,11 +20,13 @@ demo: setup
 	    --max-gflop $(DEMO_MAX_GFLOP) --seconds $(DEMO_SECONDS)
 
 # Suites start hundreds of processes, so bytecode is written even if the environment disables it.
+# One process reads all of them first: three that start at once would each compile every module.
 # The linters run in parallel, while suites wait for processes and disks; their output is shown at the end.
 test: dev
 	@bash .ci/test-packages
 	@marks=$$(bash .ci/marks $(PYTHON)) || exit 1; \
 	$(MAKE) --no-print-directory lint >.lint.log 2>&1 & linters=$$!; \
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest --collect-only -qq >/dev/null 2>&1; \
 	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=20 --durations-min=3 \
 	    -m "$$marks"; suites=$$?; \
 	wait $$linters; linted=$$?; cat .lint.log; rm -f .lint.log; exit $$((suites || linted))
