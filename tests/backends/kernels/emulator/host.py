@@ -31,9 +31,12 @@ H200 = Environment(
 
 #: Compiling takes longer than running. clang without optimization takes a third of g++'s time, and what it
 #: makes twice the time of g++'s; g++ takes no less without. (clang warns of more: of quotients by zero in a
-#: branch for other values, and of variables that a planted mistake leaves unread.)
+#: branch for other values, of variables that a planted mistake leaves unread, of an & that is meant.)
 FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-DGEMMTUNE_HOST")
-CLANG = ("clang++-19", "-O0", "-Wno-division-by-zero", "-Wno-unused-but-set-variable")
+CLANG = (
+    "clang++-19", "-O0", "-Wno-division-by-zero", "-Wno-unused-but-set-variable",
+    "-Wno-bitwise-instead-of-logical",
+)  # fmt: skip
 GCC = ("g++", "-Og", "-Wno-maybe-uninitialized")
 
 
@@ -117,7 +120,8 @@ def copied_headers(folder: Path) -> Path:
 
 
 def _compile(options: Sequence[str], path: Path, text: str = "") -> None:
-    command = [*_compiler(), *FLAGS, *options, "-o", str(path)]
+    program, *own = _compiler()
+    command = [program, *FLAGS, *own, *options, "-o", str(path)]
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[:6000]
 
