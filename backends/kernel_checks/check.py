@@ -131,7 +131,7 @@ _RESOURCES = tuple(field.name for field in fields(Resources))
 def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
     """A sample of these families (default: all), at most `limit` candidates, taken round-robin. Raises
     InvalidProblem; CompilerMissing if none of the requested families can be compiled."""
-    _known("arch", [arch], GPU_TARGETS)
+    known_archs([arch])
     _known("family", families, GPU_FAMILIES)
     environment = environment_of(arch)
     reasons: dict[str, str] = {}
@@ -160,6 +160,11 @@ def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
     if (why := disassembly.missing(arch)) is not None:
         notes.append(f"{arch}: matrix instructions are not counted: {why}")
     return Plan(tuple(one for found in taken.values() for one in found), tuple(notes))
+
+
+def known_archs(given: Sequence[str]) -> None:
+    """Raises InvalidProblem if one of them is no architecture of a GPU."""
+    _known("arch", given, GPU_TARGETS)
 
 
 def _known(field: str, given: Sequence[str], known: Mapping[str, object]) -> None:

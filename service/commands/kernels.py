@@ -16,7 +16,7 @@ from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
 from backends.errors import InvalidProblem, StorageError
-from backends.kernel_checks.check import LIMIT, Checked, Summary, check, plan, summaries
+from backends.kernel_checks.check import LIMIT, Checked, Summary, check, known_archs, plan, summaries
 from backends.packages.kept import keep as kept_in
 from db.engine import reading
 from service import report
@@ -67,6 +67,7 @@ def check_kernels(
     """Compile a sample of every family for an architecture, with no GPU, and show what the kernels take:
     registers, shared memory (LDS), spills and scratch, occupancy; and the matrix instructions that they
     have. Exit code 1: some do not compile."""
+    known_archs(arch)  # a sample takes seconds: what is unknown is said first
     plans = [plan(name, family or (), limit) for name in dict.fromkeys(arch)]
     candidates = [one for each in plans for one in each.candidates]
     notes = [note for each in plans for note in each.notes]

@@ -22,6 +22,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from backends.cache import BinaryCache
 from db import schema
 from db.engine import open_engine, reading, writing
 from tests.postgres import PostgresServer
@@ -124,7 +125,10 @@ class Fleet:
 @pytest.fixture(
     params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.exhaustive])]
 )
-def fleet(request: pytest.FixtureRequest, versions: dict[str, Path], tmp_path: Path) -> Iterator[Fleet]:
+def fleet(
+    request: pytest.FixtureRequest, versions: dict[str, Path], tmp_path: Path, cache: BinaryCache
+) -> Iterator[Fleet]:
+    shutil.copytree(cache.root.parent / "ceilings", tmp_path / "cache" / "ceilings")
     server = PostgresServer() if request.param == "postgresql" else None
     if server is not None:
         server.start()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from backends.cache import BinaryCache
 from db import models
 from db.engine import open_engine, reading
 from db.values import table
@@ -142,11 +143,16 @@ def test_a_job_links_to_the_request_that_queued_it(collector: Collector) -> None
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("otel", [True, False])
 def test_a_trace_goes_from_a_request_to_its_jobs_log(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otel: bool
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: BinaryCache,
+    otel: bool,
 ) -> None:
     collector: Collector | None = request.getfixturevalue("collector") if otel else None
     monkeypatch.setenv("GEMMTUNE_OTEL", str(otel))
     monkeypatch.setenv("GEMMTUNE_LOG_JSON", "true")
+    monkeypatch.setenv("GEMMTUNE_CACHE_DIR", str(cache.root.parent))
     with running(tmp_path, "cpu") as address, Remote(address) as remote:
         wait_for_worker(remote, "cpu", tmp_path / LOG, 0)
         asked = httpx.post(f"{address}/v1/tunings", json=SMALL, headers={"traceparent": PARENT}, timeout=30)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from backends.cpu.backend import CpuBackend
 from backends.cpu.families import PackedFamily
 from backends.environment import Environment
+from backends.family_space import FamilySpace, ListedSpace
 from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Parameter, Solution
@@ -46,6 +47,10 @@ class PlantedFamily(PackedFamily):
         first = next(iter(super()._ordered(problem, environment)))
         for kind in SABOTAGE:
             yield {**first, "kind": kind}
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """The listed ones alone: a search does not look for more."""
+        return ListedSpace(self.name, self.solutions(problem, environment))
 
     def unit(self, problem: GemmProblem, solution: Solution) -> str:
         before, after = SABOTAGE[str(solution.parameters["kind"])]

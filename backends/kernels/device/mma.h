@@ -29,16 +29,16 @@ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&
     static_assert(kWarp == 32, "fragments are of 32 lanes");
     const auto lanes = host::exchange(Fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
     const int group = lane_index() / 4, member = lane_index() % 4;
-    for (int i = 0; i < 4; ++i) {
-        const int row = group + (i / 2) * 8, column = 2 * member + i % 2;
-        for (int k = 0; k < 16; ++k) {
+    float rows[2][16], columns[2][16];
+    for (int pair = 0; pair < 8; ++pair)
+        for (int i = 0; i < 2; ++i) {
             float x[2], y[2];
-            const int from = k % 8 / 2;
-            Word<T>::unpack(lanes.of(row % 8 * 4 + from).a[row / 8 + k / 8 * 2], x);
-            Word<T>::unpack(lanes.of(column * 4 + from).b[k / 8], y);
-            d[i] += x[k % 2] * y[k % 2];
+            Word<T>::unpack(lanes.of(group * 4 + pair % 4).a[i + pair / 4 * 2], x);
+            Word<T>::unpack(lanes.of((2 * member + i) * 4 + pair % 4).b[pair / 4], y);
+            for (int e = 0; e < 2; ++e) rows[i][2 * pair + e] = x[e], columns[i][2 * pair + e] = y[e];
         }
-    }
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 
 // A tensor core ignores the lower 13 bits of an fp32: they are truncated, not rounded.

@@ -40,15 +40,14 @@ inline void named_barrier_sync() { block_barrier(); }
 template <int THREADS>
 inline void named_barrier_sync(int) { block_barrier(); }
 
+// Called for every element: inlined even where nothing is optimized.
+#define GEMMTUNE_INLINED inline __attribute__((always_inline))
 template <typename To, typename From>
-inline To same_bits(From value) {
-    static_assert(sizeof(To) == sizeof(From), "of one size");
-    To out;
-    memcpy(&out, &value, sizeof out);
-    return out;
+GEMMTUNE_INLINED To same_bits(From value) {
+    return __builtin_bit_cast(To, value);
 }
-inline float as_float(unsigned bits) { return same_bits<float>(bits); }
-inline unsigned as_unsigned(float value) { return same_bits<unsigned>(value); }
+GEMMTUNE_INLINED float as_float(unsigned bits) { return same_bits<float>(bits); }
+GEMMTUNE_INLINED unsigned as_unsigned(float value) { return same_bits<unsigned>(value); }
 inline void warp_barrier() { host::wait(host::kAtWarp); }
 inline float shuffle_xor(float value, int mask) {
     return host::exchange(value).of(static_cast<int>(thread_index() % kWarp) ^ mask);

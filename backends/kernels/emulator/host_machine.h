@@ -139,11 +139,12 @@ inline void run_fiber() {
 // Runs the warp's ready lanes, again as long as all lanes reach the same exchange. Returns whether any fiber
 // ran.
 inline bool run_warp(int first, int last) {
+    Fiber* const fibers = machine.fibers.data();
     bool moved = false;
     for (;;) {
         bool ready = false, meet = true;
         for (int t = first; t < last && !machine.fault; ++t) {
-            Fiber& fiber = machine.fibers[t];
+            Fiber& fiber = fibers[t];
             if (fiber.state == kReady ||
                 (fiber.state == kAtPhase && machine.ended(fiber.barrier, fiber.parity))) {
                 machine.current = t;
@@ -154,19 +155,21 @@ inline bool run_warp(int first, int last) {
         }
         if (!meet || machine.fault) return moved;
         if (!ready) return moved;
-        for (int t = first; t < last; ++t) machine.fibers[t].state = kReady;
+        for (int t = first; t < last; ++t) fibers[t].state = kReady;
     }
 }
 
 // The number of fibers in a state among those of a block or of the cluster.
 inline int count(State state, int first, int last) {
+    const Fiber* const fibers = machine.fibers.data();
     int found = 0;
-    for (int t = first; t < last; ++t) found += machine.fibers[t].state == state;
+    for (int t = first; t < last; ++t) found += fibers[t].state == state;
     return found;
 }
 inline void wake(State state, int first, int last) {
+    Fiber* const fibers = machine.fibers.data();
     for (int t = first; t < last; ++t)
-        if (machine.fibers[t].state == state) machine.fibers[t].state = kReady;
+        if (fibers[t].state == state) fibers[t].state = kReady;
 }
 
 // Runs a block until it ends or waits for other blocks. Returns whether any fiber ran.
@@ -360,10 +363,9 @@ inline void finish_copies(int under_way) {
 // exchange but one.
 template <typename T>
 struct Exchanged {
-    int first, parity;
-    const T& of(int lane) const {
-        return *reinterpret_cast<const T*>(machine.fibers[first + lane].mail[parity]);
-    }
+    const Fiber* lanes;
+    int parity;
+    const T& of(int lane) const { return *reinterpret_cast<const T*>(lanes[lane].mail[parity]); }
 };
 template <typename T>
 inline Exchanged<T> exchange(const T& mine) {
@@ -371,9 +373,9 @@ inline Exchanged<T> exchange(const T& mine) {
     Fiber& fiber = machine.fibers[machine.current];
     const int parity = fiber.exchanges++ & 1;
     memcpy(fiber.mail[parity], &mine, sizeof mine);
-    const int first = machine.current / kWarp * kWarp;
+    const Fiber* const lanes = &fiber - machine.current % kWarp;
     wait(kAtWarp);
-    return {first, parity};
+    return {lanes, parity};
 }
 
 inline const Block& block() { return machine.blocks[machine.block]; }
