@@ -19,6 +19,7 @@ struct DequantChunk {
     static constexpr int kLane = QUANT::kFloat ? 8 : QUANT::kWide;            // of a lane's elements in a step
     static constexpr int kStep = 4 * kLane, kSteps = BK / kStep;              // elements of k; steps of a chunk
     static constexpr int kEights = kLane / 8;
+    static constexpr int kWords32 = QUANT::kBits / 4;                         // 16-byte words of 32 weights
     static constexpr int kHalves = (COLUMNS + 7) / 8;                         // accumulators across
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
@@ -142,40 +143,48 @@ struct DequantChunk {
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) out[i] = all.at[i];
         }
-        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
-        // the lane's pairs, converted. The lanes of a row read the same 16 bytes.
-        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
+        // The same for a warpgroup, whose lanes have the k of fragments: the words with the chunk's 32 elements of k
+        // number `number`, which the lanes of a row share.
+        GEMMTUNE_DEVICE void shared_words(const char* slot, int from, int number, Words (&out)[kWords32]) const {
             const int line = row + from + group;
-            const auto words = [&](int word) {
-                const int place = word ^ (kBoxes ? group : exchanged<kWeightBytes>(group));
-                return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
-            };
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kWords32; ++i) {
+                const int word = number * kWords32 + i, place = word ^ (kBoxes ? group : exchanged<kWeightBytes>(group));
+                out[i] = read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
+            }
+        }
+        // The lane's own pairs of them, converted.
+        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned (&out)[4]) const {
             if constexpr (QUANT::kFloat) {
-                const Words all = words(number);
                 const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
                 unsigned top[4];
                 GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, all.at[i] << 4, all.at[i]);
+                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, words[0].at[i] << 4, words[0].at[i]);
                 float_pairs<T>(top, out);
             } else if constexpr (QUANT::kBits == 4) {
-                const Words all = words(number);
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
                 GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, all.at[i], 0);
+                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, words[0].at[i], 0);
                 Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
             } else {
                 const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
                 unsigned raw[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 2; ++i) {
-                    const Words all = words(number * 2 + i);
+                    const Words& all = words[i];
                     raw[i] = permuted<0x5410>(permuted_by(selected, all.at[0], all.at[1]),
                                               permuted_by(selected, all.at[2], all.at[3]));
                 }
                 raw[2] = raw[3] = 0;
                 Convert<T, 8>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
             }
+        }
+        // Both.
+        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
+            Words words[kWords32];
+            shared_words(slot, from, number, words);
+            own_pairs(words, zero, out);
         }
         // The activations of eight elements of k, from 8 j on in the lane's step.
         GEMMTUNE_DEVICE void inputs(const char* slot, int half, int step, int j, unsigned (&out)[4]) const {

@@ -1,5 +1,5 @@
 // The end of a tile of D on Hopper (tile_wgmma.h): the sums of BM / 16 warps, each sixteen rows by BN columns in wgmma's
-// registers, on their way to D through shared memory. SPLITS blocks of a cluster have a slice of k each of the same tile,
+// registers, on their way to D through shared memory. THREADS, the block's first ones, store them. SPLITS blocks of a cluster have a slice of k each of the same tile,
 // and TILES tiles are beside each other in the cluster: a block adds up every SPLITS-th column over all slices, in the
 // order of slices, and stores it. PLAINLY: END has a path for plain epilogues.
 #pragma once
@@ -9,18 +9,24 @@
 
 namespace gemmtune {
 
-template <typename END, typename D, typename SUM, int BM, int BN, int SPLITS, int TILES, bool PLAINLY>
+template <typename END, typename D, typename SUM, int BM, int BN, int THREADS, int SPLITS, int TILES,
+          bool PLAINLY>
 struct TileSums {
     // Column by column; the column pairs that a warp stores together lie 8 banks apart.
     static constexpr int kPitch = BM + 4, kPatch = BN * kPitch * 4;
-    static constexpr int kWorkers = BM / 16;
+    static constexpr int kFours = BM / 4;  // threads along a column
+    static_assert(THREADS % kFours == 0, "whole columns");
 
-    static GEMMTUNE_DEVICE void lay_out(const SUM (&sum)[BN / 2], SUM* patch) {
+    // Stores the sums of the tile's sixteen rows number `rows` to the patch, or (ADD) adds them to those there.
+    template <bool ADD = false>
+    static GEMMTUNE_DEVICE void lay_out(const SUM (&sum)[BN / 2], int rows, SUM* patch) {
         const int lane = lane_index(), group = lane / 4, member = lane % 4;
-        SUM* const to = patch + member * 2 * kPitch + warp_index() * 16 + group;
+        SUM* const to = patch + member * 2 * kPitch + rows * 16 + group;
         GEMMTUNE_UNROLL
-        for (int at = 0; at < BN / 2; ++at)
-            to[(at / 4 * 8 + at % 2) * kPitch + at / 2 % 2 * 8] = sum[at];
+        for (int at = 0; at < BN / 2; ++at) {
+            SUM& one = to[(at / 4 * 8 + at % 2) * kPitch + at / 2 % 2 * 8];
+            one = ADD ? one + sum[at] : sum[at];
+        }
     }
 
     // Stores this block's columns of the tile that begins `here`, every SPLITS-th. A thread has the same four rows of
@@ -70,11 +76,9 @@ private:
         }
     }
 
-    static constexpr int kFours = BM / 4;  // threads along a column
-
     template <bool PLAIN>
     static GEMMTUNE_DEVICE void store_fours(const END& here, int row, int columns, int slice, const SUM* patch) {
-        constexpr int kAcross = kWorkers * 32 / kFours * SPLITS, kAtOnce = PLAIN ? 4 : 1;
+        constexpr int kAcross = THREADS / kFours * SPLITS, kAtOnce = PLAIN ? 4 : 1;
         int column = static_cast<int>(thread_index()) / kFours * SPLITS + slice;
         D* to = here.d + row + column * here.args.d_column;
         const SUM* from = patch + column * kPitch + row;
@@ -97,7 +101,7 @@ private:
 
     template <bool PLAIN>
     static GEMMTUNE_DEVICE void store_lines(const END& here, int columns, int slice, const SUM* patch) {
-        constexpr int kAcross = kWorkers * SPLITS, kAtOnce = PLAIN ? BM / 32 : 1;
+        constexpr int kAcross = THREADS / 32 * SPLITS, kAtOnce = PLAIN ? BM / 32 : 1;
         const int lane = lane_index(), left = here.rows - lane;
         int column = warp_index() * SPLITS + slice;
         D* to = here.d + lane + column * here.args.d_column;

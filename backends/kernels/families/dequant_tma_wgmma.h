@@ -2,8 +2,11 @@
 // specialised. Producer warps fill two rings in shared memory by the copy engine (TMA): one of chunks of weights as
 // they are stored, 128 bytes of each of BM rows with their scales and zero points, and one of activations, 64 elements
 // of k of all columns a stage. BM / 64 consumer warpgroups, each 64 rows by all columns, convert weights to the register
-// operand of wgmma (dequant_chunk.h) while the tensor cores multiply what they converted before. The rings have mbarriers
-// of their own: no consumer waits for another one.
+// operand of wgmma (dequant_chunk.h). The rings have mbarriers of their own: no consumer waits for another one. TEAMS of
+// them take stages in turn; their sums are added at the end.
+//
+// An instruction whose operand is in registers holds its warp up until the tensor cores take it. So weights of the next
+// stage are converted between the instructions of this one: a warpgroup converts and multiplies at once.
 //
 // Scales multiply weights, which are thereby rounded once to the activations' type: sums stay in the instructions'
 // registers for the whole of k, and no wait for them is needed at a group's end. MXFP4's scales are powers of two.
@@ -27,17 +30,19 @@ struct ByBoxes {
     static constexpr int kPlace = 1024;
 };
 
-template <typename TYPES, typename QUANT, int COLUMNS, int BM, int SLOTS, int STAGES, int SHARE, int SPLITS, int BLOCKS>
+template <typename TYPES, typename QUANT, int COLUMNS, int BM, int TEAMS, int SLOTS, int STAGES, int SHARE, int SPLITS,
+          int BLOCKS>
 struct DequantTmaWgmma {
     static constexpr int kDeep = kMapLine * 8 / QUANT::kBits, kPart = 64, kParts = kDeep / kPart;  // of a chunk
-    static constexpr int kWorkers = BM / 16, kThreads = 32 * (kWorkers + 4), kMinBlocks = BLOCKS;
-    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, 16, kDeep, kWorkers, ByBoxes>;
+    static constexpr int kRowWarps = BM / 16, kWorkers = kRowWarps * TEAMS;
+    static constexpr int kThreads = 32 * (kWorkers + 4), kMinBlocks = BLOCKS;
+    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, 16, kDeep, kRowWarps, ByBoxes>;
     static constexpr int kCopied = QUANT::kFloat ? 32 : 64;  // rows whose scales a producer warp copies at once
     using Copied = DequantChunk<TYPES, QUANT, COLUMNS, kCopied, kDeep, BM / kCopied, ByBoxes>;
     using T = typename Chunk::T;
     using Args = TensorArgs<2, WeightArgs>;  // maps of the weights, as bytes, and of the activations
     using End = Finish<TYPES, 1>;
-    using Tile = TileSums<End, typename TYPES::D, float, BM, COLUMNS, SPLITS, SHARE, true>;
+    using Tile = TileSums<End, typename TYPES::D, float, BM, COLUMNS, kWorkers * 32, SPLITS, SHARE, true>;
     static constexpr int kSlot = Chunk::kSlot, kWeights = BM * kMapLine, kStage = COLUMNS * kMapLine;
     static constexpr int kInputs = SLOTS * kSlot, kRings = kInputs + STAGES * kStage;
     static constexpr int kBarriers = kRings > Tile::kPatch ? kRings : Tile::kPatch;
@@ -56,6 +61,8 @@ struct DequantTmaWgmma {
     static_assert(kSlot == Copied::kSlot && Chunk::kS == Copied::kS && Chunk::kZ == Copied::kZ, "one layout");
     static_assert(BM % 64 == 0 && BM <= 256 && SLOTS >= 2 && STAGES >= 2, "wgmma's sizes");
     static_assert(COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "parts are whole groups of eight lines");
+    static_assert(kParts % TEAMS == 0 && STAGES % TEAMS == 0, "a team has the same stages in every round");
+    static_assert(STAGES >= 2 * TEAMS, "a stage is freed while the team multiplies the next one");
     static_assert(SHARE * SPLITS <= 8, "a cluster has eight blocks");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
@@ -81,6 +88,8 @@ struct DequantTmaWgmma {
             else if (warp > kWorkers && warp <= kWorkers + kCopiers) copy_weights(all, row, begin, count, rings);
             warp_barrier();  // reconverges the warp
             named_barrier_sync<kThreads>();
+            GEMMTUNE_UNROLL
+            for (int team = 1; team < TEAMS; ++team) named_barrier_sync<kThreads>();
             show_sums();
             if (SPLITS > 1) cluster_barrier<false>();
         } else {
@@ -89,7 +98,7 @@ struct DequantTmaWgmma {
             multiply_chunks(all.product, row, count, rings, sum);
             float* const patch = reinterpret_cast<float*>(shared);
             named_barrier_sync<kThreads>();  // no thread reads this block's rings, and all copies have arrived
-            Tile::lay_out(sum, patch);
+            add_teams(sum, patch);
             show_sums();
             Tile::store(End(args, batch, row, 0), static_cast<int>(slice), patch);
             if (SPLITS > 1) cluster_barrier<false>();  // others read what lies here, and have stored it then
@@ -100,6 +109,15 @@ private:
     using Reads = typename Chunk::Reads;
     using Row = typename Chunk::Row;
 
+    static GEMMTUNE_DEVICE void add_teams(const float (&sum)[COLUMNS / 2], float* patch) {
+        const int rows = warp_index() % kRowWarps, own = warp_index() / kRowWarps;
+        if (own == 0) Tile::lay_out(sum, rows, patch);
+        GEMMTUNE_UNROLL
+        for (int team = 1; team < TEAMS; ++team) {
+            named_barrier_sync<kThreads>();
+            if (own == team) Tile::template lay_out<true>(sum, rows, patch);
+        }
+    }
     // All threads' sums to the block, or to those that have the other slices.
     static GEMMTUNE_DEVICE void show_sums() {
         if (SPLITS > 1) cluster_barrier<true>();
@@ -111,11 +129,12 @@ private:
     static constexpr unsigned kFilled = 0, kFree = 1;
     template <int SIZE>
     struct Ring {
-        int place = 0;
+        int place;
         unsigned parity;
-        GEMMTUNE_DEVICE explicit Ring(unsigned parity) : parity(parity) {}
-        GEMMTUNE_DEVICE void advance() {
-            if (++place == SIZE) place = 0, parity ^= 1;
+        GEMMTUNE_DEVICE explicit Ring(unsigned parity, int place = 0) : place(place), parity(parity) {}
+        GEMMTUNE_DEVICE void advance(int by = 1) {
+            place += by;
+            if (place >= SIZE) place -= SIZE, parity ^= 1;
         }
     };
     // Where the rings and their barriers are. Weights are freed by this block's consumers, activations by all that share
@@ -132,7 +151,7 @@ private:
             for (int slot = 0; slot < SLOTS; ++slot)
                 start_barrier(&full_weights[slot], kFills), start_barrier(&free_weights[slot], kWorkers);
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full_inputs[stage], 1), start_barrier(&free_inputs[stage], kWorkers * SHARE);
+                start_barrier(&full_inputs[stage], 1), start_barrier(&free_inputs[stage], kRowWarps * SHARE);
             started_barriers();
         }
     };
@@ -197,79 +216,115 @@ private:
                                                 float (&sum)[COLUMNS / 2]) {
         GEMMTUNE_UNROLL
         for (float& one : sum) one = 0.0f;
-        const Reads reads(warp_index(), all.gemm.k, all.scale_row);
+        const int rows = warp_index() % kRowWarps, team = warp_index() / kRowWarps;
+        const Reads reads(rows, all.gemm.k, all.scale_row);
         const u64 inputs = shared_matrix(rings.inputs);
         Ring<SLOTS> of_weights(kFilled);
-        Ring<STAGES> of_inputs(kFilled);
-        unsigned held[2][kPart / 16][4];
-        Row rows[2];
-        int last = 0, left = count * kParts - STAGES;  // stages that will be filled again
+        Ring<STAGES> of_inputs(kFilled, team);
+        Converter converter;
+        int last = 0, left = (count * kParts - STAGES) / TEAMS;  // stages that will be filled again
         bool any = false;
+        if (count > 0) {
+            wait_phase(&rings.full_weights[0], kFilled);
+            converter.read(rings.weights, reads, team);
+            converter.convert(reads, 0, 0), converter.convert(reads, 0, 1);
+        }
         GEMMTUNE_ROLL
         for (int chunk = 0; chunk < count; ++chunk) {
-            const char* const slot = rings.weights + of_weights.place * kSlot;
-            wait_phase(&rings.full_weights[of_weights.place], of_weights.parity);
             GEMMTUNE_UNROLL
-            for (int part = 0; part < kParts; ++part) {
-                // Registers of the part before the last one: its products have ended.
-                unsigned(&now)[kPart / 16][4] = held[part % 2];
-                convert(slot, reads, part, rows, now);
-                if (part == kParts - 1) {
-                    warp_barrier();  // all lanes have read the slot
+            for (int on = 0; on < kOwn; ++on) {
+                const char* slot = rings.weights + of_weights.place * kSlot;
+                if (on == kOwn - 1) {  // the next part is the next chunk's
+                    warp_barrier();    // all lanes have read this one
                     if (lane_index() == 0) arrive(&rings.free_weights[of_weights.place]);
+                    of_weights.advance();
+                    if (chunk + 1 < count) {
+                        slot = rings.weights + of_weights.place * kSlot;
+                        wait_phase(&rings.full_weights[of_weights.place], of_weights.parity);
+                    }
                 }
+                // (Behind the last chunk these are read again and not used.)
+                converter.read(slot, reads, (on + 1) % kOwn * TEAMS + team);
                 wait_phase(&rings.full_inputs[of_inputs.place], of_inputs.parity);
                 const u64 stage = inputs + static_cast<u64>(of_inputs.place * (kStage / 16));
-                begin_products();
                 GEMMTUNE_UNROLL
-                for (int at = 0; at < kPart / 16; ++at)
-                    multiply_held<T, COLUMNS>(sum, now[at], stage + at * kMatrixStep);
-                end_products();
-                wait_products<1>();  // those of the part before
-                // Only stages that will be filled again are released: their producers wait for this, so their blocks
-                // have not exited.
-                if (any && left > 0) release(&rings.free_inputs[last]), --left;
-                any = true, last = of_inputs.place;
-                of_inputs.advance();
+                for (int half = 0; half < 2; ++half) {
+                    begin_products();
+                    GEMMTUNE_UNROLL
+                    for (int at = half * 2; at < half * 2 + 2; ++at)
+                        multiply_held<T, COLUMNS>(sum, converter.held[on % kBuffers][at], stage + at * kMatrixStep);
+                    end_products();
+                    wait_products<1>();  // those before these: nothing reads the other registers and the last stage
+                    if (half == 0) {
+                        // Only stages that will be filled again are released: their producers wait for this, so
+                        // their blocks have not exited.
+                        if (any && left > 0) release(&rings.free_inputs[last]), --left;
+                        any = true, last = of_inputs.place;
+                        of_inputs.advance(TEAMS);
+                    }
+                    converter.convert(reads, (on + 1) % kBuffers, half);
+                }
+                if constexpr (kOwn == 1) {
+                    wait_products<0>();  // nothing reads the first registers
+                    converter.move();
+                }
             }
-            of_weights.advance();
         }
         wait_products<0>();
         if constexpr (!Chunk::kGrouped) {
             settle(sum);
-            scale_rows(all, row, sum);
+            scale_rows(all, row + rows * 16, sum);
         }
     }
+    static constexpr int kOwn = kParts / TEAMS, kBuffers = 2;  // a team's parts of a chunk
 
-    // The weights of 64 elements of k as the register operands of four instructions. `rows` keep what a group has.
-    static GEMMTUNE_DEVICE void convert(const char* slot, const Reads& reads, int part, Row (&rows)[2],
-                                        unsigned (&held)[kPart / 16][4]) {
-        GEMMTUNE_UNROLL
-        for (int at = 0; at < kPart / 32; ++at) {
-            const int number = part * (kPart / 32) + at;
+    // The weights of 64 elements of k, a part, on their way to the register operands of four instructions.
+    struct Converter {
+        unsigned held[kBuffers][kPart / 16][4];
+        Words words[2][2][Chunk::kWords32];  // of 32 elements each, of both rows of a lane
+        Row rows[2][2];
+
+        GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int part) {
+            GEMMTUNE_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const int number = part * 2 + half;
+                GEMMTUNE_UNROLL
+                for (int upper = 0; upper < 2; ++upper) {
+                    if (half == 0 || Chunk::kGroup == 32)
+                        rows[half][upper].read_scales(slot, reads, upper * 8, number * 32 / Chunk::kGroup);
+                    reads.shared_words(slot, upper * 8, number, words[half][upper]);
+                }
+            }
+        }
+        GEMMTUNE_DEVICE void move() {
+            GEMMTUNE_UNROLL
+            for (int at = 0; at < kPart / 4; ++at) held[0][at / 4][at % 4] = held[1][at / 4][at % 4];
+        }
+        GEMMTUNE_DEVICE void convert(const Reads& reads, int buffer, int half) {
             unsigned w[2][4];
             GEMMTUNE_UNROLL
             for (int upper = 0; upper < 2; ++upper) {
-                if (number * 32 % Chunk::kGroup == 0)
-                    rows[upper].read_scales(slot, reads, upper * 8, number * 32 / Chunk::kGroup);
-                reads.together(slot, upper * 8, number, rows[upper].whole, w[upper]);
-                rows[upper].scale_pairs(w[upper]);
+                const Row& own = rows[Chunk::kGroup == 32 ? half : 0][upper];
+                reads.own_pairs(words[half][upper], own.whole, w[upper]);
+                own.scale_pairs(w[upper]);
             }
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; i += 2) {
-                unsigned(&a)[4] = held[at * 2 + i / 2];
+                unsigned(&a)[4] = held[buffer][half * 2 + i / 2];
                 a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
+                GEMMTUNE_UNROLL
+                for (unsigned& one : a) one = static_cast<unsigned>(opaque(static_cast<int>(one)));  // now, not when used
             }
         }
-    }
+    };
 
-    // Multiplies finished sums by the only scale of their row.
+    // Multiplies the finished sums of a warp's rows, from `row` on, by their only scale.
     static GEMMTUNE_DEVICE void scale_rows(const WeightArgs& all, int row, float (&sum)[COLUMNS / 2]) {
         const auto* const scales = static_cast<const typename QUANT::Scale*>(all.scales);
         float factor[2];
         GEMMTUNE_UNROLL
         for (int upper = 0; upper < 2; ++upper) {
-            const int own = row + warp_index() * 16 + upper * 8 + lane_index() / 4;
+            const int own = row + upper * 8 + lane_index() / 4;
             factor[upper] = own < all.gemm.m ? widen(scales[own * all.scale_row]) * Chunk::kUnshrunk : 0.0f;
         }
         GEMMTUNE_UNROLL

@@ -40,7 +40,7 @@ from backends.solution import Parameter
 #: The compute capability (times ten) of the one architecture that has wgmma.
 _CAPABILITY = 90
 #: Elements of k in a stage of activations, and registers of a thread for two stages' weights.
-_PART, _HELD = 64, 32
+_PART, _HELD = 64, 48
 #: Clocks of a multiprocessor's tensor cores for 64 rows, eight columns and 16 of k, and at least for any
 #: columns; instructions that convert the weights of an instruction, and those that a scheduler issues per
 #: clock; bytes that L2 delivers per clock; how much faster than its share of memory bandwidth a
@@ -68,7 +68,7 @@ class DequantTmaWgmma(KernelFamily):
     name, columns = "dequant-tma-wgmma", (1, 256)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "tile_m": (64, 128, 192, 256), "slots": (2, 3, 4, 6, 8), "stages": (4, 6, 8, 12, 16),
+        "tile_m": (64, 128, 192, 256), "teams": (1, 2, 4), "slots": (2, 3, 4, 6, 8), "stages": (4, 6, 8, 12, 16),
         "share": (1, 2, 4), "splits": (1, 2, 3, 4, 6, 8), "blocks_per_unit": (1, 2, 3),
     }  # fmt: skip
 
@@ -91,7 +91,7 @@ class DequantTmaWgmma(KernelFamily):
 
     def threads(self, values: Values) -> int:
         """Threads of a block: its consumer warps, and a warpgroup of producers."""
-        return number(values, "tile_m") * 2 + 128
+        return number(values, "tile_m") * 2 * number(values, "teams") + 128
 
     def tile_n(self, problem: GemmProblem, values: Values) -> int:
         """Columns of the instantiation: whole eights of every block of a cluster that shares them."""
@@ -130,6 +130,9 @@ class DequantTmaWgmma(KernelFamily):
         share, splits, blocks = (number(values, name) for name in ("share", "splits", "blocks_per_unit"))
         if share * splits > MOST_BLOCKS_OF_CLUSTER:
             return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not share {share} by splits {splits}"
+        teams, stages, parts = number(values, "teams"), number(values, "stages"), self.deep(problem) // _PART
+        if parts % teams or stages % (2 * teams):
+            return f"{teams} teams have equal shares, of {parts} stages of a chunk and two of {stages} or more"
         columns = self.tile_n(problem, values)
         if columns > self.columns[1]:
             return f"{share} blocks share {columns} columns; wgmma has {self.columns[1]}"
@@ -161,7 +164,7 @@ class DequantTmaWgmma(KernelFamily):
         found.sort(key=lambda one: one[0])
         tried: Counter[tuple[Parameter, ...]] = Counter()
         for _, values in found:
-            alike = tuple(values[name] for name in ("tile_m", "share", "splits", "blocks_per_unit"))
+            alike = tuple(values[name] for name in ("tile_m", "teams", "share", "splits", "blocks_per_unit"))
             if tried[alike] < _MOST_ALIKE and tried.total() < _MOST:
                 tried[alike] += 1
                 yield values
@@ -169,8 +172,8 @@ class DequantTmaWgmma(KernelFamily):
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
         """Roughly a launch's clocks: the longest of reading, of what L2 delivers, and of what the busiest
         multiprocessor issues and multiplies, and a share of the others."""
-        names = ("tile_m", "slots", "stages", "share", "splits", "blocks_per_unit")
-        rows, slots, stages, share, splits, resident = (number(values, name) for name in names)
+        names = ("tile_m", "teams", "slots", "stages", "share", "splits", "blocks_per_unit")
+        rows, teams, slots, stages, share, splits, resident = (number(values, name) for name in names)
         p, rates = product.problem, arch_of(environment).rates
         columns, deep = self.tile_n(p, values), self.deep(p)
         units = units_of_clusters(environment, share * splits)
@@ -196,13 +199,13 @@ class DequantTmaWgmma(KernelFamily):
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> WeightClusterConfig:
         """The instantiation in clusters, with the tensor maps of weights and activations."""
         product, columns = OrientedGemm(problem), self.tile_n(problem, values)
-        names = ("tile_m", "slots", "stages", "share", "splits", "blocks_per_unit")
-        rows, slots, stages, share, splits, blocks = (number(values, name) for name in names)
-        numbers = ", ".join(map(str, (columns, rows, slots, stages, share, splits, blocks)))
+        names = ("tile_m", "teams", "slots", "stages", "share", "splits", "blocks_per_unit")
+        rows, share = number(values, "tile_m"), number(values, "share")
+        numbers = ", ".join(map(str, (columns, *(number(values, name) for name in names))))
         return WeightClusterConfig(
             product, self.header, f"DequantTmaWgmma<{product.types}, {quantised(problem)}, {numbers}>",
             self.threads(values), self.shared_bytes(problem, values), self._blocks(product, values),
-            arch_specific=True, tiles=share, slices=splits, tensors=weight_maps(product, rows, columns // share),
+            arch_specific=True, tiles=share, slices=number(values, "splits"), tensors=weight_maps(product, rows, columns // share),
         )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ struct TileWgmma {
     static constexpr int kBand = GROUP > SHARE_B ? GROUP / SHARE_B : 1;  // rows of clusters for GROUP tile rows
     static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
     // (MatrixFinish has no path of its own for plain epilogues.)
-    using Sums = TileSums<End, typename TYPES::D, Sum, BM, BN, SPLITS, kTiles, !Of::kBytes>;
+    using Sums = TileSums<End, typename TYPES::D, Sum, BM, BN, kWorkers * 32, SPLITS, kTiles, !Of::kBytes>;
     static constexpr int kPatch = Sums::kPatch;
     static constexpr int kPipeline = STAGES * kStage, kBarriers = kPipeline > kPatch ? kPipeline : kPatch;
     struct Place {
@@ -95,7 +95,7 @@ struct TileWgmma {
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
         block_barrier();
-        if (!copies) Sums::lay_out(sum, patch);
+        if (!copies) Sums::lay_out(sum, warp, patch);
         if (SPLITS > 1) cluster_barrier<true>();
         else block_barrier();
         if (!copies) store(args, batch, *place, static_cast<int>(slice), patch);

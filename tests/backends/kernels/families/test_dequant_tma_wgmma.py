@@ -28,7 +28,7 @@ from tuners.verify import Verifier
 
 FAMILY = FAMILIES["dequant-tma-wgmma"]
 CHOSEN: dict[str, Parameter] = {
-    "tile_m": 64, "slots": 2, "stages": 4, "share": 1, "splits": 1, "blocks_per_unit": 1
+    "tile_m": 64, "teams": 1, "slots": 2, "stages": 4, "share": 1, "splits": 1, "blocks_per_unit": 1
 }  # fmt: skip
 #: Every kind of weight that the family runs.
 KINDS = [
