@@ -29,6 +29,10 @@ struct DequantChunk {
     static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
     // Boxes of TMA: activations are elsewhere, and words of weights swizzled as in hopper.h.
     static constexpr bool kBoxes = PRODUCTS::kBoxes;
+    // Whether one instruction subtracts a zero point, which is a power of two, and multiplies by the scale (dequantise.h:
+    // kRaised).
+    static constexpr bool kOnce = kBoxes && kGrouped && QUANT::kBits == 4 && kSame<T, Bf16> &&
+                                  (QUANT::kZero == kNoZero || QUANT::kZero == kEight);
     static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
@@ -143,30 +147,35 @@ struct DequantChunk {
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) out[i] = all.at[i];
         }
-        // The same for a warpgroup, whose lanes have the k of fragments: the words with the chunk's 32 elements of k
-        // number `number`, which the lanes of a row share.
-        GEMMTUNE_DEVICE void shared_words(const char* slot, int from, int number, Words (&out)[kWords32]) const {
+        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
+        // the lane's pairs, converted. The lanes of a row read the same words.
+        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
             const int line = row + from + group;
+            Words words[kWords32];
             GEMMTUNE_UNROLL
             for (int i = 0; i < kWords32; ++i) {
-                const int word = number * kWords32 + i, place = word ^ (kBoxes ? group : exchanged<kWeightBytes>(group));
-                out[i] = read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
+                const int place = (number * kWords32 + i) ^ exchanged<kWeightBytes>(group);
+                words[i] = read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
             }
+            own_pairs(words, zero, 0, 0, out);
         }
-        // The lane's own pairs of them, converted.
-        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned (&out)[4]) const {
+        // The lane's own pairs of the words of 32 elements. kOnce: times `factor` and plus `offset`.
+        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned factor, unsigned offset,
+                                       unsigned (&out)[4]) const {
             if constexpr (QUANT::kFloat) {
                 const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
                 unsigned top[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, words[0].at[i] << 4, words[0].at[i]);
-                float_pairs<T>(top, out);
+                if constexpr (kOnce) float_pairs<T>(top, out, factor);
+                else float_pairs<T>(top, out);
             } else if constexpr (QUANT::kBits == 4) {
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, words[0].at[i], 0);
-                Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
+                if constexpr (kOnce) Convert<T, 4>::template scaled<QUANT::kSigned>(byte, mask, factor, offset, out);
+                else Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
             } else {
                 const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
                 unsigned raw[4];
@@ -179,12 +188,6 @@ struct DequantChunk {
                 raw[2] = raw[3] = 0;
                 Convert<T, 8>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
             }
-        }
-        // Both.
-        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
-            Words words[kWords32];
-            shared_words(slot, from, number, words);
-            own_pairs(words, zero, out);
         }
         // The activations of eight elements of k, from 8 j on in the lane's step.
         GEMMTUNE_DEVICE void inputs(const char* slot, int half, int step, int j, unsigned (&out)[4]) const {
@@ -235,6 +238,12 @@ struct DequantChunk {
                 if constexpr (kFolded) offset += z;
                 else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z / kUnshrunk : z).bits);
             }
+            if constexpr (kOnce) {
+                const float own = widen(reads.scale(slot, row, of));
+                scale = QUANT::kFloat ? scaled_float_factor(own) : scaled_factor(own);
+                zero = both(narrow<T>(-kLowered * static_cast<float>(kConstantZero<QUANT>) * own).bits);
+                return;
+            }
             if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;
             if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(factor).bits);
         }
@@ -250,6 +259,7 @@ struct DequantChunk {
         }
         // What conversion leaves to do: floating-point zero points, and scales that multiply weights.
         GEMMTUNE_DEVICE void scale_pairs(unsigned (&out)[4]) const {
+            if constexpr (kOnce) return;
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);

@@ -5,8 +5,8 @@
 // operand of wgmma (dequant_chunk.h). The rings have mbarriers of their own: no consumer waits for another one. TEAMS of
 // them take stages in turn; their sums are added at the end.
 //
-// An instruction whose operand is in registers holds its warp up until the tensor cores take it. So weights of the next
-// stage are converted between the instructions of this one: a warpgroup converts and multiplies at once.
+// With more columns the weights of the next stage are converted between the instructions of this one, which take long
+// enough (kBetween); with few, whose products are not the bound, behind them.
 //
 // Scales multiply weights, which are thereby rounded once to the activations' type: sums stay in the instructions'
 // registers for the whole of k, and no wait for them is needed at a group's end. MXFP4's scales are powers of two.
@@ -212,111 +212,180 @@ private:
         }
     }
 
-    static GEMMTUNE_DEVICE void multiply_chunks(const WeightArgs& all, int row, int count, const Rings& rings,
-                                                float (&sum)[COLUMNS / 2]) {
-        GEMMTUNE_UNROLL
-        for (float& one : sum) one = 0.0f;
-        const int rows = warp_index() % kRowWarps, team = warp_index() / kRowWarps;
-        const Reads reads(rows, all.gemm.k, all.scale_row);
-        const u64 inputs = shared_matrix(rings.inputs);
-        Ring<SLOTS> of_weights(kFilled);
-        Ring<STAGES> of_inputs(kFilled, team);
-        Converter converter;
-        int last = 0, left = (count * kParts - STAGES) / TEAMS;  // stages that will be filled again
-        bool any = false;
-        if (count > 0) {
-            wait_phase(&rings.full_weights[0], kFilled);
-            converter.read(rings.weights, reads, team);
-            converter.convert(reads, 0, 0), converter.convert(reads, 0, 1);
-        }
-        GEMMTUNE_ROLL
-        for (int chunk = 0; chunk < count; ++chunk) {
-            GEMMTUNE_UNROLL
-            for (int on = 0; on < kOwn; ++on) {
-                const char* slot = rings.weights + of_weights.place * kSlot;
-                if (on == kOwn - 1) {  // the next part is the next chunk's
-                    warp_barrier();    // all lanes have read this one
-                    if (lane_index() == 0) arrive(&rings.free_weights[of_weights.place]);
-                    of_weights.advance();
-                    if (chunk + 1 < count) {
-                        slot = rings.weights + of_weights.place * kSlot;
-                        wait_phase(&rings.full_weights[of_weights.place], of_weights.parity);
-                    }
-                }
-                // (Behind the last chunk these are read again and not used.)
-                converter.read(slot, reads, (on + 1) % kOwn * TEAMS + team);
-                wait_phase(&rings.full_inputs[of_inputs.place], of_inputs.parity);
-                const u64 stage = inputs + static_cast<u64>(of_inputs.place * (kStage / 16));
-                GEMMTUNE_UNROLL
-                for (int half = 0; half < 2; ++half) {
-                    begin_products();
-                    GEMMTUNE_UNROLL
-                    for (int at = half * 2; at < half * 2 + 2; ++at)
-                        multiply_held<T, COLUMNS>(sum, converter.held[on % kBuffers][at], stage + at * kMatrixStep);
-                    end_products();
-                    wait_products<1>();  // those before these: nothing reads the other registers and the last stage
-                    if (half == 0) {
-                        // Only stages that will be filled again are released: their producers wait for this, so
-                        // their blocks have not exited.
-                        if (any && left > 0) release(&rings.free_inputs[last]), --left;
-                        any = true, last = of_inputs.place;
-                        of_inputs.advance(TEAMS);
-                    }
-                    converter.convert(reads, (on + 1) % kBuffers, half);
-                }
-                if constexpr (kOwn == 1) {
-                    wait_products<0>();  // nothing reads the first registers
-                    converter.move();
-                }
-            }
-        }
-        wait_products<0>();
-        if constexpr (!Chunk::kGrouped) {
-            settle(sum);
-            scale_rows(all, row + rows * 16, sum);
-        }
-    }
-    static constexpr int kOwn = kParts / TEAMS, kBuffers = 2;  // a team's parts of a chunk
+    static constexpr int kOwn = kParts / TEAMS;  // a team's parts of a chunk
+    static constexpr bool kBetween = COLUMNS > 64 && kOwn % 2 == 0;
 
-    // The weights of 64 elements of k, a part, on their way to the register operands of four instructions.
+    // A team's weights of 64 elements of k on their way to the register operands of four instructions.
     struct Converter {
-        unsigned held[kBuffers][kPart / 16][4];
-        Words words[2][2][Chunk::kWords32];  // of 32 elements each, of both rows of a lane
+        static constexpr int kWords = Chunk::kWords32, kRead = kOwn * 2 * kWords;  // of a row of a chunk
+        const Reads reads;
+        const int team;
+        int at[kRead];    // where the words that the lane's row has for its team are in a slot
+        unsigned held[2][kPart / 16][4];
+        Words words[2][2][kWords];  // of 32 elements each, of both rows of a lane
         Row rows[2][2];
 
-        GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int part) {
+        GEMMTUNE_DEVICE Converter(int warp, int team, const WeightArgs& all)
+            : reads(warp, all.gemm.k, all.scale_row), team(TEAMS == 1 ? 0 : team) {
+            // Teams have neighbouring words: their numbers differ in bits of their own.
+            GEMMTUNE_UNROLL
+            for (int word = 0; word < kRead; ++word) {
+                const int number = word / (2 * kWords) * (2 * kWords * TEAMS) + word % (2 * kWords);
+                const int place = number ^ team * (2 * kWords) ^ reads.group;
+                at[word] = opaque((reads.row + reads.group) * kMapLine + place * 16);
+            }
+        }
+
+        // Of the team's part number `on` of a chunk.
+        GEMMTUNE_DEVICE void read(const char* slot, int on) {
             GEMMTUNE_UNROLL
             for (int half = 0; half < 2; ++half) {
-                const int number = part * 2 + half;
                 GEMMTUNE_UNROLL
                 for (int upper = 0; upper < 2; ++upper) {
                     if (half == 0 || Chunk::kGroup == 32)
-                        rows[half][upper].read_scales(slot, reads, upper * 8, number * 32 / Chunk::kGroup);
-                    reads.shared_words(slot, upper * 8, number, words[half][upper]);
+                        rows[half][upper].read_scales(slot, reads, upper * 8, ((on * TEAMS + team) * kPart + half * 32) / Chunk::kGroup);
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < kWords; ++i) {
+                        const char* const from = slot + at[(on * 2 + half) * kWords + i];
+                        words[half][upper][i] = read_shared<Words>(from + upper * 8 * kMapLine);
+                    }
                 }
             }
         }
-        GEMMTUNE_DEVICE void move() {
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < kPart / 4; ++at) held[0][at / 4][at % 4] = held[1][at / 4][at % 4];
-        }
-        GEMMTUNE_DEVICE void convert(const Reads& reads, int buffer, int half) {
+        GEMMTUNE_DEVICE void convert(int buffer, int half) {
             unsigned w[2][4];
             GEMMTUNE_UNROLL
             for (int upper = 0; upper < 2; ++upper) {
                 const Row& own = rows[Chunk::kGroup == 32 ? half : 0][upper];
-                reads.own_pairs(words[half][upper], own.whole, w[upper]);
+                reads.own_pairs(words[half][upper], own.whole, own.scale, own.zero, w[upper]);
                 own.scale_pairs(w[upper]);
             }
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; i += 2) {
                 unsigned(&a)[4] = held[buffer][half * 2 + i / 2];
                 a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
+                if constexpr (!kBetween) continue;
                 GEMMTUNE_UNROLL
                 for (unsigned& one : a) one = static_cast<unsigned>(opaque(static_cast<int>(one)));  // now, not when used
             }
         }
     };
+
+    // What a consumer waits for and frees.
+    struct Consumer {
+        const Rings& rings;
+        Ring<SLOTS> of_weights;
+        Ring<STAGES> of_inputs;
+        u64 inputs;
+        int last = 0, left;  // the stage before; stages that will be filled again
+        bool any = false;
+
+        GEMMTUNE_DEVICE Consumer(const Rings& rings, int team, int count)
+            : rings(rings), of_weights(kFilled), of_inputs(kFilled, team), inputs(shared_matrix(rings.inputs)),
+              left((count * kParts - STAGES) / TEAMS) {}
+
+        GEMMTUNE_DEVICE const char* slot() const { return rings.weights + of_weights.place * kSlot; }
+        GEMMTUNE_DEVICE void wait_weights() const {
+            wait_phase(&rings.full_weights[of_weights.place], of_weights.parity);
+        }
+        GEMMTUNE_DEVICE void free_weights() {
+            warp_barrier();  // all lanes have read them
+            if (lane_index() == 0) arrive(&rings.free_weights[of_weights.place]);
+            of_weights.advance();
+        }
+        // The matrix of the stage, which has arrived then.
+        GEMMTUNE_DEVICE u64 wait_inputs() const {
+            wait_phase(&rings.full_inputs[of_inputs.place], of_inputs.parity);
+            return inputs + static_cast<u64>(of_inputs.place * (kStage / 16));
+        }
+        // The stage before has been read. Only stages that will be filled again are freed: their producers wait for
+        // this, so their blocks have not exited.
+        GEMMTUNE_DEVICE void free_last() {
+            if (any && left > 0) release(&rings.free_inputs[last]), --left;
+            any = true, last = of_inputs.place;
+            of_inputs.advance(TEAMS);
+        }
+    };
+
+    static GEMMTUNE_DEVICE void multiply_chunks(const WeightArgs& all, int row, int count, const Rings& rings,
+                                                float (&sum)[COLUMNS / 2]) {
+        GEMMTUNE_UNROLL
+        for (float& one : sum) one = 0.0f;
+        const int rows = warp_index() % kRowWarps, team = warp_index() / kRowWarps;
+        Consumer consumer(rings, team, count);
+        Converter converter(rows, team, all);
+        if constexpr (kBetween) multiply_between(consumer, converter, count, sum);
+        else multiply_after(consumer, converter, count, sum);
+        wait_products<0>();
+        settle(sum);
+        if constexpr (!Chunk::kGrouped) scale_rows(all, row + rows * 16, sum);
+        if constexpr (Chunk::kOnce) {
+            GEMMTUNE_UNROLL
+            for (float& one : sum) one *= kRaised;
+        }
+    }
+
+    // Converts a stage's weights, while the tensor cores multiply those before.
+    static GEMMTUNE_DEVICE void multiply_after(Consumer& consumer, Converter& converter, int count,
+                                               float (&sum)[COLUMNS / 2]) {
+        GEMMTUNE_ROLL
+        for (int chunk = 0; chunk < count; ++chunk) {
+            consumer.wait_weights();
+            GEMMTUNE_UNROLL
+            for (int on = 0; on < kOwn; ++on) {
+                unsigned(&held)[kPart / 16][4] = converter.held[on % 2];
+                converter.read(consumer.slot(), on);
+                converter.convert(on % 2, 0), converter.convert(on % 2, 1);
+                if (on == kOwn - 1) consumer.free_weights();
+                const u64 stage = consumer.wait_inputs();
+                begin_products();
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < kPart / 16; ++at)
+                    multiply_held<T, COLUMNS>(sum, held[at], stage + at * kMatrixStep);
+                end_products();
+                wait_products<kOwn % 2 == 0 ? 1 : 0>();  // of those that read what is converted next
+                consumer.free_last();
+            }
+        }
+    }
+
+    // Converts the weights of the next stage between the instructions of this one.
+    static GEMMTUNE_DEVICE void multiply_between(Consumer& consumer, Converter& converter, int count,
+                                                 float (&sum)[COLUMNS / 2]) {
+        if (count > 0) {
+            consumer.wait_weights();
+            converter.read(consumer.slot(), 0);
+            converter.convert(0, 0), converter.convert(0, 1);
+        }
+        GEMMTUNE_ROLL
+        for (int chunk = 0; chunk < count; ++chunk) {
+            GEMMTUNE_UNROLL
+            for (int on = 0; on < kOwn; ++on) {
+                const char* slot = consumer.slot();
+                if (on == kOwn - 1) {  // the next stage's are the next chunk's
+                    consumer.free_weights();
+                    if (chunk + 1 < count) {
+                        slot = consumer.slot();
+                        consumer.wait_weights();
+                    }
+                }
+                // (Behind the last chunk these are read again and not used.)
+                converter.read(slot, (on + 1) % kOwn);
+                const u64 stage = consumer.wait_inputs();
+                GEMMTUNE_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    begin_products();
+                    GEMMTUNE_UNROLL
+                    for (int at = half * 2; at < half * 2 + 2; ++at)
+                        multiply_held<T, COLUMNS>(sum, converter.held[on % 2][at], stage + at * kMatrixStep);
+                    end_products();
+                    wait_products<1>();  // those before these: nothing reads the other registers and the last stage
+                    if (half == 0) consumer.free_last();
+                    converter.convert((on + 1) % 2, half);
+                }
+            }
+        }
+    }
 
     // Multiplies the finished sums of a warp's rows, from `row` on, by their only scale.
     static GEMMTUNE_DEVICE void scale_rows(const WeightArgs& all, int row, float (&sum)[COLUMNS / 2]) {

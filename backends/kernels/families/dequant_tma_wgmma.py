@@ -40,7 +40,7 @@ from backends.solution import Parameter
 #: The compute capability (times ten) of the one architecture that has wgmma.
 _CAPABILITY = 90
 #: Elements of k in a stage of activations, and registers of a thread for two stages' weights.
-_PART, _HELD = 64, 48
+_PART, _HELD = 64, 32
 #: Clocks of a multiprocessor's tensor cores for 64 rows, eight columns and 16 of k, and at least for any
 #: columns; instructions that convert the weights of an instruction, and those that a scheduler issues per
 #: clock; bytes that L2 delivers per clock; how much faster than its share of memory bandwidth a

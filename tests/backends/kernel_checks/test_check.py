@@ -27,7 +27,7 @@ from backends.toolchains import clang, triton
 needs_triton = pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing()))
 OURS = {name for name, family in FAMILIES.items() if "cuda" in family.vendors}
 #: Families of one architecture alone.
-HOPPERS = {"tile-wgmma", "dequant-wgmma", "grouped-wgmma", "grouped-dequant-wgmma"}
+HOPPERS = {"tile-wgmma", "dequant-wgmma", "dequant-tma-wgmma", "grouped-wgmma", "grouped-dequant-wgmma"}
 HIPS = {name for name, family in FAMILIES.items() if "hip" in family.vendors}
 CUDAS = [name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family)]
 

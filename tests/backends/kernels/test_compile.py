@@ -122,7 +122,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "skinny-short": SHORTER,
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
-        **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
+        **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
         "grouped-dequant-wgmma": (GROUPED_WEIGHTS,),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
