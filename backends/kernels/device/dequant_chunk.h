@@ -241,7 +241,7 @@ struct DequantChunk {
             if constexpr (kOnce) {
                 const float own = widen(reads.scale(slot, row, of));
                 scale = QUANT::kFloat ? scaled_float_factor(own) : scaled_factor(own);
-                zero = both(narrow<T>(-kLowered * static_cast<float>(kConstantZero<QUANT>) * own).bits);
+                zero = pair_of(-kLowered * static_cast<float>(kConstantZero<QUANT>) * own);
                 return;
             }
             if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;

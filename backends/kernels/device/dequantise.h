@@ -222,13 +222,16 @@ struct Convert<Half, 4> {
 // integer's bits are multiplied by, 2^133 times the scale, would be beyond bf16's range. With 2^-32 of it scales up to
 // 2^26 are within, and weights are exact down to scales of 2^-90. Sums are multiplied by kRaised.
 constexpr float kRaised = 4294967296.0f, kLowered = 1.0f / kRaised;
+GEMMTUNE_DEVICE unsigned pair_of(float both) {
+    return narrow<Bf16>(both).bits | static_cast<unsigned>(narrow<Bf16>(both).bits) << 16;
+}
 // What the bits of an integer in the lower and in the upper half of its byte are multiplied by; those of two e2m1.
 GEMMTUNE_DEVICE unsigned scaled_factor(float scale) {
     const float lower = scale * 2.535301200456458803e30f;  // 2^101
     return narrow<Bf16>(lower).bits | static_cast<unsigned>(narrow<Bf16>(lower / 16.0f).bits) << 16;
 }
 GEMMTUNE_DEVICE unsigned scaled_float_factor(float scale) {
-    return both(narrow<Bf16>(scale * 1.980704062856608439e28f).bits);  // 2^94
+    return pair_of(scale * 1.980704062856608439e28f);  // 2^94
 }
 
 constexpr unsigned kFloatPower[2] = {0x7e807e80u, 0x74007400u};  // 2^126 of bf16, 2^14 of fp16

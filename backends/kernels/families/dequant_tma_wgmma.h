@@ -242,7 +242,7 @@ private:
             for (int half = 0; half < 2; ++half) {
                 GEMMTUNE_UNROLL
                 for (int upper = 0; upper < 2; ++upper) {
-                    if (half == 0 || Chunk::kGroup == 32)
+                    if (half == 0 ? TEAMS > 1 || on * kPart % Chunk::kGroup == 0 : Chunk::kGroup == 32)
                         rows[half][upper].read_scales(slot, reads, upper * 8, ((on * TEAMS + team) * kPart + half * 32) / Chunk::kGroup);
                     GEMMTUNE_UNROLL
                     for (int i = 0; i < kWords; ++i) {
