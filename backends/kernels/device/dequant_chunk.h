@@ -29,10 +29,6 @@ struct DequantChunk {
     static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
     // Boxes of TMA: activations are elsewhere, and words of weights swizzled as in hopper.h.
     static constexpr bool kBoxes = PRODUCTS::kBoxes;
-    // Whether one instruction subtracts a zero point, which is a power of two, and multiplies by the scale (dequantise.h:
-    // kRaised).
-    static constexpr bool kOnce = kBoxes && kGrouped && QUANT::kBits == 4 && kSame<T, Bf16> &&
-                                  (QUANT::kZero == kNoZero || QUANT::kZero == kEight);
     static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
@@ -157,25 +153,22 @@ struct DequantChunk {
                 const int place = (number * kWords32 + i) ^ exchanged<kWeightBytes>(group);
                 words[i] = read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
             }
-            own_pairs(words, zero, 0, 0, out);
+            own_pairs(words, zero, out);
         }
-        // The lane's own pairs of the words of 32 elements. kOnce: times `factor` and plus `offset`.
-        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned factor, unsigned offset,
-                                       unsigned (&out)[4]) const {
+        // The lane's own pairs of the words of 32 elements.
+        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned (&out)[4]) const {
             if constexpr (QUANT::kFloat) {
                 const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
                 unsigned top[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, words[0].at[i] << 4, words[0].at[i]);
-                if constexpr (kOnce) float_pairs<T>(top, out, factor);
-                else float_pairs<T>(top, out);
+                float_pairs<T>(top, out);
             } else if constexpr (QUANT::kBits == 4) {
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, words[0].at[i], 0);
-                if constexpr (kOnce) Convert<T, 4>::template scaled<QUANT::kSigned>(byte, mask, factor, offset, out);
-                else Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
+                Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
             } else {
                 const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
                 unsigned raw[4];
@@ -238,12 +231,6 @@ struct DequantChunk {
                 if constexpr (kFolded) offset += z;
                 else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z / kUnshrunk : z).bits);
             }
-            if constexpr (kOnce) {
-                const float own = widen(reads.scale(slot, row, of));
-                scale = QUANT::kFloat ? scaled_float_factor(own) : scaled_factor(own);
-                zero = pair_of(-kLowered * static_cast<float>(kConstantZero<QUANT>) * own);
-                return;
-            }
             if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;
             if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(factor).bits);
         }
@@ -259,7 +246,6 @@ struct DequantChunk {
         }
         // What conversion leaves to do: floating-point zero points, and scales that multiply weights.
         GEMMTUNE_DEVICE void scale_pairs(unsigned (&out)[4]) const {
-            if constexpr (kOnce) return;
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);

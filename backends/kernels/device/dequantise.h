@@ -183,14 +183,6 @@ struct Convert<Bf16, 4> {
         bytes_of(raw[j], byte);
         pairs<SIGNED>(byte, mask, z, out);
     }
-    // Of bytes as bytes_of() gives them: times `factor` and plus `offset`, rounded once (scaled_factor()).
-    template <bool SIGNED>
-    static GEMMTUNE_DEVICE void scaled(const unsigned (&byte)[4], unsigned mask, unsigned factor, unsigned offset,
-                                       unsigned (&out)[4]) {
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i)
-            out[i] = fma_pair<Bf16>((byte[i] & mask) ^ (SIGNED ? 0x00800008u : 0u), factor, offset);
-    }
     // Of bytes as bytes_of() gives them.
     template <bool SIGNED>
     static GEMMTUNE_DEVICE void pairs(const unsigned (&byte)[4], unsigned mask, unsigned z, unsigned (&out)[4]) {
@@ -218,33 +210,15 @@ struct Convert<Half, 4> {
             out[i] = fma_pair<Half>((byte[i] & mask) ^ (SIGNED ? 0x64806408u : 0x64006400u), 0x2c003c00u, zero);
     }
 };
-// Weights of bf16 that one instruction multiplies by their scale are smaller than what they stand for: the factor that an
-// integer's bits are multiplied by, 2^133 times the scale, would be beyond bf16's range. With 2^-32 of it scales up to
-// 2^26 are within, and weights are exact down to scales of 2^-90. Sums are multiplied by kRaised.
-constexpr float kRaised = 4294967296.0f, kLowered = 1.0f / kRaised;
-GEMMTUNE_DEVICE unsigned pair_of(float both) {
-    return narrow<Bf16>(both).bits | static_cast<unsigned>(narrow<Bf16>(both).bits) << 16;
-}
-// What the bits of an integer in the lower and in the upper half of its byte are multiplied by; those of two e2m1.
-GEMMTUNE_DEVICE unsigned scaled_factor(float scale) {
-    const float lower = scale * 2.535301200456458803e30f;  // 2^101
-    return narrow<Bf16>(lower).bits | static_cast<unsigned>(narrow<Bf16>(lower / 16.0f).bits) << 16;
-}
-GEMMTUNE_DEVICE unsigned scaled_float_factor(float scale) {
-    return pair_of(scale * 1.980704062856608439e28f);  // 2^94
-}
-
-constexpr unsigned kFloatPower[2] = {0x7e807e80u, 0x74007400u};  // 2^126 of bf16, 2^14 of fp16
-// Four pairs of e2m1, each number in the top four bits of its half of a word, whatever is below, as pairs of T: their bits
-// times `power`.
+// Four pairs of e2m1, each number in the top four bits of its half of a word, whatever is below, as pairs of T.
 template <typename T>
-GEMMTUNE_DEVICE void float_pairs(const unsigned (&top)[4], unsigned (&out)[4],
-                                 unsigned power = kFloatPower[kSame<T, Bf16> ? 0 : 1]) {
-    constexpr int kDown = kSame<T, Bf16> ? 6 : 3;  // of exponent and mantissa
+GEMMTUNE_DEVICE void float_pairs(const unsigned (&top)[4], unsigned (&out)[4]) {
+    constexpr int kDown = kSame<T, Bf16> ? 6 : 3;                             // of exponent and mantissa
+    constexpr unsigned kPower = kSame<T, Bf16> ? 0x7e807e80u : 0x74007400u;  // 2^126, 2^14
     GEMMTUNE_UNROLL
     for (int i = 0; i < 4; ++i) {
         const unsigned bits = (top[i] & 0x80008000u) | (top[i] & 0x70007000u) >> kDown;
-        out[i] = fma_pair<T>(bits, power, PairBits<T>::kMinusZero);
+        out[i] = fma_pair<T>(bits, kPower, PairBits<T>::kMinusZero);
     }
 }
 // The eight of a word, in the order of memory.

@@ -61,7 +61,7 @@ struct DequantTmaWgmma {
     static_assert(kSlot == Copied::kSlot && Chunk::kS == Copied::kS && Chunk::kZ == Copied::kZ, "one layout");
     static_assert(BM % 64 == 0 && BM <= 256 && SLOTS >= 2 && STAGES >= 2, "wgmma's sizes");
     static_assert(COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "parts are whole groups of eight lines");
-    static_assert(kParts % TEAMS == 0 && STAGES % TEAMS == 0, "a team has the same stages in every round");
+    static_assert(STAGES % TEAMS == 0, "a team has the same stages in every round");
     static_assert(STAGES >= 2 * TEAMS, "a stage is freed while the team multiplies the next one");
     static_assert(SHARE * SPLITS <= 8, "a cluster has eight blocks");
 
@@ -213,7 +213,8 @@ private:
     }
 
     static constexpr int kOwn = kParts / TEAMS;  // a team's parts of a chunk
-    static constexpr bool kBetween = COLUMNS > 64 && kOwn % 2 == 0;
+    static constexpr bool kBetween = COLUMNS > 64;
+    static_assert(kOwn % 2 == 0, "two parts are held");
 
     // A team's weights of 64 elements of k on their way to the register operands of four instructions.
     struct Converter {
@@ -257,7 +258,7 @@ private:
             GEMMTUNE_UNROLL
             for (int upper = 0; upper < 2; ++upper) {
                 const Row& own = rows[Chunk::kGroup == 32 ? half : 0][upper];
-                reads.own_pairs(words[half][upper], own.whole, own.scale, own.zero, w[upper]);
+                reads.own_pairs(words[half][upper], own.whole, w[upper]);
                 own.scale_pairs(w[upper]);
             }
             GEMMTUNE_UNROLL
@@ -319,10 +320,6 @@ private:
         wait_products<0>();
         settle(sum);
         if constexpr (!Chunk::kGrouped) scale_rows(all, row + rows * 16, sum);
-        if constexpr (Chunk::kOnce) {
-            GEMMTUNE_UNROLL
-            for (float& one : sum) one *= kRaised;
-        }
     }
 
     // Converts a stage's weights, while the tensor cores multiply those before.
@@ -343,7 +340,7 @@ private:
                 for (int at = 0; at < kPart / 16; ++at)
                     multiply_held<T, COLUMNS>(sum, held[at], stage + at * kMatrixStep);
                 end_products();
-                wait_products<kOwn % 2 == 0 ? 1 : 0>();  // of those that read what is converted next
+                wait_products<1>();  // those of the stage before, whose registers are converted to next
                 consumer.free_last();
             }
         }

@@ -68,8 +68,8 @@ class DequantTmaWgmma(KernelFamily):
     name, columns = "dequant-tma-wgmma", (1, 256)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "tile_m": (64, 128, 192, 256), "teams": (1, 2, 4), "slots": (2, 3, 4, 6, 8), "stages": (4, 6, 8, 12, 16),
-        "share": (1, 2, 4), "splits": (1, 2, 3, 4, 6, 8), "blocks_per_unit": (1, 2, 3),
+        "tile_m": (64, 128, 192, 256), "teams": (1, 2), "slots": (2, 3, 4, 6, 8), "stages": (4, 6, 8, 12, 16),
+        "share": (1, 2, 4), "splits": (1, 2, 3, 4, 8), "blocks_per_unit": (1, 2, 3),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -130,9 +130,9 @@ class DequantTmaWgmma(KernelFamily):
         share, splits, blocks = (number(values, name) for name in ("share", "splits", "blocks_per_unit"))
         if share * splits > MOST_BLOCKS_OF_CLUSTER:
             return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not share {share} by splits {splits}"
-        teams, stages, parts = number(values, "teams"), number(values, "stages"), self.deep(problem) // _PART
-        if parts % teams or stages % (2 * teams):
-            return f"{teams} teams have equal shares, of {parts} stages of a chunk and two of {stages} or more"
+        teams, parts = number(values, "teams"), self.deep(problem) // _PART
+        if parts % (2 * teams):
+            return f"a team has two stages of a chunk or more, not {parts} / {teams}"
         columns = self.tile_n(problem, values)
         if columns > self.columns[1]:
             return f"{share} blocks share {columns} columns; wgmma has {self.columns[1]}"
