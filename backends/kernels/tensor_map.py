@@ -52,9 +52,9 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
 
 
 def weight_maps(product: OrientedGemm, rows: int, columns: int) -> tuple[TensorMap, TensorMap]:
-    """The tensor maps of quantised weights, A, as the bytes that they are stored in, and of their activations,
-    B: lines of both are contiguous along k and begin at multiples of 16 bytes. Boxes have `rows` and `columns`
-    lines of LINE_BYTES."""
+    """The tensor maps of quantised weights, A, as the bytes that they are stored in, and of their
+    activations, B: lines of both are contiguous along k and begin at multiples of 16 bytes. Boxes have `rows`
+    and `columns` lines of LINE_BYTES."""
     shapes, kind = layouts(product.problem), product.problem.dtype_b
 
     def one(operand: str, dtype: str, lines: int) -> TensorMap:

@@ -45,8 +45,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(), GroupedWgmma(),
-        GroupedRing(), GroupedDequantWgmma(),
+        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(),
+        GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
         GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
         AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),

@@ -37,7 +37,7 @@ struct DequantTmaWgmma {
     static constexpr int kRowWarps = BM / 16, kWorkers = kRowWarps * TEAMS;
     static constexpr int kThreads = 32 * (kWorkers + 4), kMinBlocks = BLOCKS;
     using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, 16, kDeep, kRowWarps, ByBoxes>;
-    static constexpr int kCopied = QUANT::kFloat ? 32 : 64;  // rows whose scales a producer warp copies at once
+    static constexpr int kCopied = QUANT::kFloat ? 16 : 64;  // rows whose scales a producer warp copies at once
     using Copied = DequantChunk<TYPES, QUANT, COLUMNS, kCopied, kDeep, BM / kCopied, ByBoxes>;
     using T = typename Chunk::T;
     using Args = TensorArgs<2, WeightArgs>;  // maps of the weights, as bytes, and of the activations

@@ -93,3 +93,151 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
         for other_way in (False, True):
             finding = verifier.check(HostKernel(one, other_way), Case(problem, 3, "normal", "exact"), runs=1)
             assert finding.wrong == "", (one.found.instantiation, other_way, finding.wrong)
+
+
+#: Two blocks that share columns, two slices of k, and two teams.
+CLUSTER: dict[str, Parameter] = {**CHOSEN, "teams": 2, "share": 2, "splits": 2}
+LONG = weights(17, 200, 2048, zero_b="uint4")
+#: What is mistaken -> the header, its text, what stands there instead, a problem that shows it, parameters.
+MISTAKES = {
+    "words that are not swizzled": (
+        "families/dequant_tma_wgmma.h", "^ team * (2 * kWords) ^ reads.group;", "^ team * (2 * kWords);",
+        LONG, CHOSEN,
+    ),
+    "the other team's words": (
+        "families/dequant_tma_wgmma.h", "number ^ team * (2", "number ^ (1 - team) * (2", LONG, CLUSTER,
+    ),
+    "the other team's stages": (
+        "families/dequant_tma_wgmma.h", "of_inputs(kFilled, team)", "of_inputs(kFilled, 1 - team)",
+        LONG, CLUSTER,
+    ),
+    "the first team's sums alone": (
+        "families/dequant_tma_wgmma.h", "if (own == team) Tile::template lay_out<true>",
+        "if (own < 0) Tile::template lay_out<true>", LONG, CLUSTER,
+    ),
+    "parts at one place": (
+        "families/dequant_tma_wgmma.h", "ring.place * kStage + line * kMapLine;", "ring.place * kStage;",
+        LONG, CLUSTER,
+    ),
+    "the part of the columns that the first block has": (
+        "families/dequant_tma_wgmma.h", "kPart, line, 0, done, sharers)", "kPart, 0, 0, done, sharers)",
+        LONG, CLUSTER,
+    ),
+    "the first slice of k in every block": (
+        "families/dequant_tma_wgmma.h", "copy_weights(all, row, begin,", "copy_weights(all, row, 0,",
+        LONG, CLUSTER,
+    ),
+    "every slice's columns from its first block": (
+        "device/tile_sums.h", "return slice * TILES +", "return 0 * slice * TILES +", LONG, CLUSTER,
+    ),
+    "registers that are still read": (
+        "families/dequant_tma_wgmma.h", "wait_products<1>();  // those of the stage before",
+        "wait_products<2>();  // those of the stage before", LONG, CHOSEN,
+    ),
+    "the group before": (
+        "families/dequant_tma_wgmma.h", "on * kPart % Chunk::kGroup == 0 :", "on % 4 == 0 :", LONG, CHOSEN,
+    ),
+    "the scale of the upper rows": (
+        "families/dequant_tma_wgmma.h", "sum[at] *= factor[at / 2 % 2];", "sum[at] *= factor[0];",
+        weights(17, 40, 512, "int8", scale_b="outer"), CHOSEN,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
+    header, text, mistake, problem, values = MISTAKES[name]
+    path = copied_headers(tmp_path / "headers") / header
+    assert path.read_text().count(text) == 1
+    path.write_text(path.read_text().replace(text, mistake))
+    (one,) = build([FAMILY.config(problem, values, SM_90)], tmp_path, 32, tmp_path / "headers")
+    assert wrong_of(one, problem)
+
+
+def test_nothing_is_wrong_without_a_mistake(tmp_path: Path) -> None:
+    for one in build([FAMILY.config(LONG, values, SM_90) for values in (CHOSEN, CLUSTER)], tmp_path, 32):
+        assert wrong_of(one, LONG) == ""
+
+
+@pytest.mark.parametrize("kind", ["integers", "mxfp4"])
+def test_a_scale_that_is_nan_or_zero_reaches_its_own_row_alone(kind: str, tmp_path: Path) -> None:
+    """A scale of zero is one of integers: MXFP4 has none."""
+    problem = mxfp4(40, 72, 800) if kind == "mxfp4" else weights(40, 72, 768, zero_b="eight")
+    (one,) = build([FAMILY.config(problem, {**CHOSEN, "share": 2}, SM_90)], tmp_path, 32)
+    given = host_inputs(problem, 3, "normal")
+    if kind == "mxfp4":
+        given["scale_a"].view(np.uint8)[0, 70, 1] = 255
+    else:
+        given["scale_a"].view(np.uint16)[0, 70, 1] = 0x7FC0
+        given["scale_a"].view(np.uint16)[0, 11, :] = 0
+    found = computed(one, problem, **given).astype(np.float32)
+    assert np.isnan(found[:, 70]).all()
+    assert np.isnan(found).sum() == 40
+    if kind == "integers":
+        assert (found[:, 11] == 0).all()
+        assert (found[:, 12] != 0).any()
+
+
+def test_the_compiler_knows_the_shared_memory_that_python_derives(tmp_path: Path) -> None:
+    """A slot of weights, scales and zero points begins at a multiple of 1024 bytes; a binary for sm_90a."""
+    found = FAMILY.config(weights(32, 64, 1024, zero_b="uint4"), CHOSEN, SM_90)
+    slot = 64 * 128 + 64 * 2 * 2 + 8 * 2 * 4
+    rings = 2 * -(-slot // 1024) * 1024 + 4 * 32 * 128
+    assert found.shared_bytes == -(-(rings + 16 * 6) // 1024) * 1024
+    assert found.arch_specific
+    cache, target = BinaryCache(tmp_path), Nvrtc().target("sm_90", found.arch_specific)
+    Nvrtc().compile(CompileUnit(found.unit, target), cache)
+    changed = replace(found, shared_bytes=found.shared_bytes + 16)
+    with pytest.raises(CompileError, match="as derived"):
+        Nvrtc().compile(CompileUnit(changed.unit, target), cache)
+
+
+#: Of the fewest registers for their columns: what the rule permits must fit.
+TIGHT: tuple[tuple[GemmProblem, dict[str, Parameter]], ...] = (
+    (weights(64, 4096, 4096, zero_b="eight"), {"tile_m": 128, "blocks_per_unit": 2}),
+    (weights(64, 4096, 4096, zero_b="eight"), {"tile_m": 256}),
+    (weights(128, 4096, 4096, zero_b="eight"), {"tile_m": 192}),
+    (weights(256, 4096, 4096, zero_b="eight"), {"tile_m": 128}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "given"), TIGHT)
+def test_consumers_have_registers_for_their_sums(
+    problem: GemmProblem, given: dict[str, Parameter], tmp_path: Path
+) -> None:
+    values = {**CHOSEN, **given}
+    assert FAMILY.rule(problem, values, H200) is None
+    unit = FAMILY.config(problem, values, SM_90).unit
+    path = Nvrtc().compile(CompileUnit(unit, Nvrtc().target("sm_90", True)), BinaryCache(tmp_path))
+    assert resources.read(path)["gemm"].spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("problem", "change", "words"),
+    [
+        (weights(257, 64, 1024), {}, "1 to 256 columns beside the streamed operand, not 257"),
+        (weights(1, 64, 1024, ldb=1032), {}, "rows of weights must start at multiples of 16 bytes"),
+        (weights(1, 64, 1024, "int8"), {}, "1 scales of tile_k 128 are no whole 4-byte words"),
+        (weights(1, 64, 1024), {"share": 4, "splits": 3}, "a cluster has 8 blocks, not share 4 by splits 3"),
+        (weights(255, 64, 1024), {"stages": 16}, "bytes of shared memory"),
+        (weights(100, 64, 1024), {"tile_m": 256}, "weights and sums take 100 registers; a consumer has 80"),
+        (weights(64, 64, 1024), {"blocks_per_unit": 3, "stages": 8}, "3 blocks take"),
+        (weights(8, 64, 1024, "int8", scale_b="outer"), {"teams": 2}, "two stages of a chunk or more"),
+    ],
+)
+def test_rules_say_what_is_wrong(problem: GemmProblem, change: dict[str, Parameter], words: str) -> None:
+    assert words in (FAMILY.rule(problem, {**CHOSEN, **change}, H200) or "")
+    assert "wgmma needs sm_90a" in (
+        FAMILY.rule(weights(1, 64, 1024), CHOSEN, replace(H200, arch="sm_80")) or ""
+    )
+
+
+@pytest.mark.parametrize("columns", [16, 64, 128, 256])
+def test_there_are_candidates(columns: int) -> None:
+    """Of every number of rows, with and without clusters, the likeliest first."""
+    problem = weights(columns, 4096, 4096, zero_b="eight")
+    listed = list(FAMILY.candidates(problem, H200))
+    assert len(listed) > 20
+    assert all(FAMILY.rule(problem, values, H200) is None for values in listed)
+    assert {values["tile_m"] for values in listed} >= {64, 128}
+    assert {values["splits"] for values in listed} >= {1, 2}
