@@ -6,20 +6,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from backends import resources
 from backends.cache import BinaryCache
+from backends.dtypes import E2M1
 from backends.errors import CompileError
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem
+from backends.quantisation import packed
 from backends.solution import Parameter
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.families.test_dequant_ring import ident
 from tests.backends.kernels.families.test_grouped import computed
+from tests.backends.kernels.families.test_mxfp4 import PLACES, SCALES, product
+from tests.backends.kernels.families.test_mxfp4 import SHAPES as MX_SHAPES
 from tests.backends.kernels.matrix_cores import wrong_of
 from tests.backends.kernels.samples import SM_90, legal_values
 from tests.backends.weight_samples import every_kind, mxfp4, weights
@@ -176,6 +181,39 @@ def test_a_scale_that_is_nan_or_zero_reaches_its_own_row_alone(kind: str, tmp_pa
     if kind == "integers":
         assert (found[:, 11] == 0).all()
         assert (found[:, 12] != 0).any()
+
+
+def test_every_code_of_mxfp4_times_every_scale_is_exact(tmp_path: Path) -> None:
+    """As dequantised to bf16, whose range 6 and 4 times the largest scales exceed."""
+    rows = 2 * SCALES
+    codes = np.random.default_rng(5).integers(0, 16, (rows, 32))
+    for column, place in enumerate(PLACES):
+        codes[:, place] = column + 8 * (np.arange(rows) // SCALES)
+    scales = (np.arange(rows) % SCALES).astype(np.uint8)
+    number = np.array(E2M1)[codes[:, PLACES]] * 2.0 ** (scales.astype(np.float64) - 127)[:, None]
+    problem = mxfp4(len(PLACES), rows, 32, dtype_d="fp32")
+    (one,) = build([FAMILY.config(problem, CHOSEN, SM_90)], tmp_path, 32)
+    for x in (1.0, 2.0**-8, 3 * 2.0**6):
+        inputs = np.zeros((len(PLACES), 32), ml_dtypes.bfloat16)
+        inputs[np.arange(len(PLACES)), PLACES] = x
+        d = product(one, {"a": packed(np.array(E2M1)[codes], "fp4_e2m1"), "scale_a": scales, "b": inputs})
+        with np.errstate(over="ignore"):
+            want = (number * x).astype(np.float32).T
+        within = scales < 253
+        assert np.array_equal(d[:, within], want[:, within]), x
+
+
+def test_rows_of_scales_start_anywhere(tmp_path: Path) -> None:
+    """Nothing is read beyond the last scale, and nothing is written beside D."""
+    problems = [p for p in MX_SHAPES if FAMILY.supports(p)]
+    assert len(problems) > 4
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    found = [FAMILY.config(problem, CHOSEN, SM_90) for problem in problems]
+    for one, problem in zip(build(found, tmp_path, 32), problems, strict=True):
+        for other_way in (False, True):
+            case = Case(problem, 3, "normal", "exact")
+            finding = verifier.check(HostKernel(one, other_way), case, runs=1)
+            assert finding.wrong == "", (problem.slug, finding.wrong)
 
 
 def test_the_compiler_knows_the_shared_memory_that_python_derives(tmp_path: Path) -> None:
