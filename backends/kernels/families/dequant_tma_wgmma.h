@@ -5,16 +5,13 @@
 // operand of wgmma (dequant_chunk.h). The rings have mbarriers of their own: no consumer waits for another one. TEAMS of
 // them take stages in turn; their sums are added at the end.
 //
-// With more columns the weights of the next stage are converted between the instructions of this one, which take long
-// enough (kBetween); with few, whose products are not the bound, behind them.
-//
+// With many columns the weights of the next stage are converted between the instructions of this one (kBetween).
 // Scales multiply weights, which are thereby rounded once to the activations' type: sums stay in the instructions'
 // registers for the whole of k, and no wait for them is needed at a group's end. MXFP4's scales are powers of two.
 //
 // A cluster has SHARE blocks with neighbouring rows along x: each requests a part of the columns of a stage, which TMA
 // multicasts to all of them. Along y it has SPLITS blocks with a slice of k each of the same rows, whose sums are added
 // through distributed shared memory (tile_sums.h). There is no workspace and no second launch.
-//
 // Producers leave most of their registers to the consumers. BLOCKS: resident blocks of a multiprocessor.
 #pragma once
 
@@ -24,8 +21,7 @@
 
 namespace gemmtune {
 
-// See dequant_chunk.h: PRODUCTS.
-struct ByBoxes {
+struct ByBoxes {  // dequant_chunk.h: PRODUCTS
     static constexpr bool kOfWarpgroups = true, kBoxes = true;
     static constexpr int kPlace = 1024;
 };
@@ -47,15 +43,16 @@ struct DequantTmaWgmma {
     static constexpr int kInputs = SLOTS * kSlot, kRings = kInputs + STAGES * kStage;
     static constexpr int kBarriers = kRings > Tile::kPatch ? kRings : Tile::kPatch;
     static constexpr int kSharedBytes = (kBarriers + 2 * (SLOTS + STAGES) * 8 + 1023) / 1024 * 1024;
-    // Arrivals that fill a slot: of the thread that requests its box, and of the lanes that copy scales. Some lanes may
-    // store a word of scales of bytes themselves.
     static constexpr int kCopiers = BM / kCopied < 3 ? BM / kCopied : 3;  // warps that copy scales
+    // Arrivals that fill a slot: of the thread that requests its box, and of the lanes that copy scales, twice where they
+    // may store a word of scales of bytes themselves.
     static constexpr int kFills = 1 + kCopiers * kWarp * ((Chunk::kGrouped ? 1 : 0) + (QUANT::kFloat ? 1 : 0));
     // Registers of a thread at the launch, of a producer and of a consumer.
     static constexpr int kMost = 65536 / BLOCKS / kThreads / 8 * 8, kLaunched = kMost < 248 ? kMost : 248;
     static constexpr int kProducer = kLaunched < 128 ? 32 : 40;
     static constexpr int kLeft = (kLaunched * kThreads - kProducer * 128) / (kWorkers * 32) / 8 * 8;
     static constexpr int kConsumer = kLeft < 240 ? kLeft : 240;
+    static constexpr bool kExchanged = kConsumer > kLaunched;
     static constexpr bool kWaits = true;
     static_assert(kWarp == 32 && sizeof(T) == 2, "16-bit elements in fragments of 32 lanes");
     static_assert(kSlot == Copied::kSlot && Chunk::kS == Copied::kS && Chunk::kZ == Copied::kZ, "one layout");
@@ -83,7 +80,7 @@ struct DequantTmaWgmma {
         wait_for_launches();
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         if (warp >= kWorkers) {
-            keep_registers<kProducer>();
+            if constexpr (kExchanged) keep_registers<kProducer>();
             if (warp == kWorkers && lane_index() == 0) copy_inputs(all, begin, count, rings);
             else if (warp > kWorkers && warp <= kWorkers + kCopiers) copy_weights(all, row, begin, count, rings);
             warp_barrier();  // reconverges the warp
@@ -93,7 +90,7 @@ struct DequantTmaWgmma {
             show_sums();
             if (SPLITS > 1) cluster_barrier<false>();
         } else {
-            take_registers<kConsumer>();
+            if constexpr (kExchanged) take_registers<kConsumer>();
             float sum[COLUMNS / 2];
             multiply_chunks(all.product, row, count, rings, sum);
             float* const patch = reinterpret_cast<float*>(shared);
@@ -237,14 +234,15 @@ private:
             }
         }
 
-        // Of the team's part number `on` of a chunk.
+        // The team's part number `on` of a chunk.
         GEMMTUNE_DEVICE void read(const char* slot, int on) {
             GEMMTUNE_UNROLL
             for (int half = 0; half < 2; ++half) {
                 GEMMTUNE_UNROLL
                 for (int upper = 0; upper < 2; ++upper) {
+                    const int of = ((on * TEAMS + team) * kPart + half * 32) / Chunk::kGroup;
                     if (half == 0 ? TEAMS > 1 || on * kPart % Chunk::kGroup == 0 : Chunk::kGroup == 32)
-                        rows[half][upper].read_scales(slot, reads, upper * 8, ((on * TEAMS + team) * kPart + half * 32) / Chunk::kGroup);
+                        rows[half][upper].read_scales(slot, reads, upper * 8, of);
                     GEMMTUNE_UNROLL
                     for (int i = 0; i < kWords; ++i) {
                         const char* const from = slot + at[(on * 2 + half) * kWords + i];
@@ -267,7 +265,8 @@ private:
                 a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
                 if constexpr (!kBetween) continue;
                 GEMMTUNE_UNROLL
-                for (unsigned& one : a) one = static_cast<unsigned>(opaque(static_cast<int>(one)));  // now, not when used
+                for (unsigned& one : a)  // now, not when they are used
+                    one = static_cast<unsigned>(opaque(static_cast<int>(one)));
             }
         }
     };
