@@ -89,6 +89,17 @@ QUANTISED += tuple(
         (3, 67, 2880, "bf16", {}), (33, 39, 1120, "bf16", {}), (100, 129, 96, "fp16", {}),
     )
 )  # fmt: skip
+#: And columns and rows enough for clusters, and for several rounds of a ring.
+QUANTISED += tuple(
+    from_linear(m, n, k, "bf16", dtype_b=kind, zero_b=zero, scale_b=scale, scale_dtype=of, **more)
+    for m, n, k, kind, zero, scale, of, more in (
+        (128, 520, 2048, "uint4", "eight", "block_1x128", "bf16", {}),
+        (200, 264, 1280, "uint4", "uint4", "block_1x64", "bf16", {"bias": "bf16"}),
+        (72, 328, 4096, "int4", "none", "block_1x32", "bf16", {"beta": 1.0}),
+        (100, 136, 1040, "int8", "none", "outer", "bf16", {"ldd": 141}),
+        (64, 392, 2080, "fp4_e2m1", "none", "block_1x32", None, {}),
+    )
+)  # fmt: skip
 #: 8-bit operands with scales: few columns and many, k of no whole chunk, every kind of scale.
 BYTES = tuple(
     from_linear(m, n, k, kind, dtype_d=out, scale_a=of_a, scale_b=of_b, **more)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from backends.dtypes import DTYPES
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
+from backends.operands import layouts
 
 #: Bytes of a line of a box, the width of shared memory's swizzle (hopper.h: kMapLine).
 LINE_BYTES = 128
@@ -47,6 +49,21 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
         stride * size if copies > 1 else WIDE,
     )
     return TensorMap(own, problem.dtype_a, (product.k, there, copies), steps, (LINE_BYTES // size, lines, 1))
+
+
+def weight_maps(product: OrientedGemm, rows: int, columns: int) -> tuple[TensorMap, TensorMap]:
+    """The tensor maps of quantised weights, A, as the bytes that they are stored in, and of their
+    activations, B: lines of both are contiguous along k and begin at multiples of 16 bytes. Boxes have `rows`
+    and `columns` lines of LINE_BYTES."""
+    shapes, kind = layouts(product.problem), product.problem.dtype_b
+
+    def one(operand: str, dtype: str, lines: int) -> TensorMap:
+        stored, size = shapes[operand], DTYPES[dtype].bytes
+        step = stored.ld * stored.dtype.bytes if stored.columns > 1 else WIDE
+        sizes = (stored.rows * stored.dtype.bytes // size, stored.columns, 1)
+        return TensorMap(operand, dtype, sizes, (step, WIDE), (LINE_BYTES // size, lines, 1))
+
+    return one("a", "int8", rows), one("b", kind, columns)
 
 
 @lru_cache(maxsize=8)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from backends.dtypes import DTYPES
 from backends.grouping import ungrouped
+from backends.kernels.cluster import ClusterConfig
 from backends.kernels.family import KernelConfig
 from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
+from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.quantisation import GROUPS, MX_GROUP, groups_of
@@ -27,6 +29,19 @@ class WeightArgs(GemmArgs):
     )
 
 
+def _weight_arguments(gemm: GemmArgs, p: GemmProblem, operands: Operands) -> WeightArgs:
+    """The argument with a problem's scales and zero points. A second launch reads only what it begins
+    with."""
+    found = WeightArgs()
+    ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
+    found.scales, found.zeros = operands.scale_a, operands.zero_a
+    found.scale_row = 0 if p.scale_a == "tensor" else groups_of(p)
+    shapes = layouts(p)
+    found.scale_bytes = shapes["scale_a"].bytes
+    found.zero_bytes = shapes["zero_a"].bytes if "zero_a" in shapes else 0
+    return found
+
+
 @dataclass(frozen=True)
 class WeightConfig(KernelConfig):
     """A configuration of a family for quantised weights."""
@@ -37,16 +52,22 @@ class WeightConfig(KernelConfig):
         return ctypes.sizeof(WeightArgs)
 
     def arguments(self, operands: Operands, workspace: int) -> WeightArgs:
-        """The argument of both launches; the second reads only what WeightArgs begins with."""
-        found, p = WeightArgs(), self.product.problem
-        gemm = super().arguments(operands, workspace)
-        ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
-        found.scales, found.zeros = operands.scale_a, operands.zero_a
-        found.scale_row = 0 if p.scale_a == "tensor" else groups_of(p)
-        shapes = layouts(p)
-        found.scale_bytes = shapes["scale_a"].bytes
-        found.zero_bytes = shapes["zero_a"].bytes if "zero_a" in shapes else 0
-        return found
+        """The argument of both launches."""
+        return _weight_arguments(super().arguments(operands, workspace), self.product.problem, operands)
+
+
+@dataclass(frozen=True)
+class WeightClusterConfig(ClusterConfig):
+    """The same of blocks in clusters, with tensor maps."""
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of WeightArgs and the maps."""
+        return ctypes.sizeof(argument_type(len(self.tensors), WeightArgs))
+
+    def arguments(self, operands: Operands, workspace: int) -> WeightArgs:
+        """The launch's argument."""
+        return _weight_arguments(super().arguments(operands, workspace), self.product.problem, operands)
 
 
 def group(p: GemmProblem) -> int:

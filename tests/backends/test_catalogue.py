@@ -18,7 +18,8 @@ from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
-WEIGHTS, BYTES = ("dequant-ring", "dequant-wgmma", "dequant-gemv"), ("bytes-ring",)
+WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv")
+BYTES = ("bytes-ring",)
 OF_WEIGHTS = "grouped-dequant-wgmma"
 GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile", "triton-fused-moe")
 

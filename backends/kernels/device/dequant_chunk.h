@@ -19,13 +19,16 @@ struct DequantChunk {
     static constexpr int kLane = QUANT::kFloat ? 8 : QUANT::kWide;            // of a lane's elements in a step
     static constexpr int kStep = 4 * kLane, kSteps = BK / kStep;              // elements of k; steps of a chunk
     static constexpr int kEights = kLane / 8;
+    static constexpr int kWords32 = QUANT::kBits / 4;                         // 16-byte words of 32 weights
     static constexpr int kHalves = (COLUMNS + 7) / 8;                         // accumulators across
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
-    static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
+    static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded && !PRODUCTS::kBoxes;
     static constexpr bool kFolded =
         !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && !QUANT::kFloat && kHalves <= 2 && kSame<T, Bf16>;
     static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
+    // Boxes of TMA: activations are elsewhere, and words of weights swizzled as in hopper.h.
+    static constexpr bool kBoxes = PRODUCTS::kBoxes;
     static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
@@ -33,7 +36,8 @@ struct DequantChunk {
     static constexpr int kScalePitch = QUANT::kFloat ? kScaleBytes + 4 : kScaleBytes;  // from a row to the next
     static constexpr bool kFloatZeros = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
     // Where the parts of a slot begin: activations, weights, scales, zero points.
-    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScalePitch;
+    static constexpr int kX = 0, kW = kBoxes ? 0 : COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes;
+    static constexpr int kZ = kS + kAll * kScalePitch;
     static constexpr int kZeroBytes = kFloatZeros ? kAll * kScaleBytes
                                       : QUANT::kZero == kWords ? kAll / 8 * kScales * 4 : 0;
     static constexpr int kSlot = (kZ + kZeroBytes + PRODUCTS::kPlace - 1) / PRODUCTS::kPlace * PRODUCTS::kPlace;
@@ -41,24 +45,20 @@ struct DequantChunk {
     static_assert(ROWS % 16 == 0 && BK % kStep == 0, "whole tiles and steps");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
     static_assert(!kGrouped || (BK % kGroup == 0 && kScaleBytes % 4 == 0), "copies are of 4 bytes");
-    static_assert(!QUANT::kFloat || kAfter, "scales of floats multiply sums");
+    static_assert(!QUANT::kFloat || kAfter || kBoxes, "scales of floats multiply sums");
+    static_assert(!kBoxes || kWeightBytes == 128, "a line of a box");
     static_assert(kGrouped || !QUANT::kStoredZeros, "a row's zero point is constant");
 
-    // A warp copies its own rows of weights, and its share of the team's activations.
-    struct Copies {
-        LineCopies<kWeightBytes, ROWS, 32, 1, kSpread> weights;
-        typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
+    // A warp's copies of the scales and zero points of its ROWS rows, from `begin` on, which are `row` and more in the
+    // block.
+    struct ScaleCopies {
         const char *scales, *zeros;  // of the warp's first row
         const char* end;             // of all scales
         i64 groups;                  // scales of a row
-        int row, rows, k;            // the warp's first row in the block; its rows that exist
+        int row, rows;               // the warp's first row in the block; its rows that exist
 
-        GEMMTUNE_DEVICE Copies(const WeightArgs& all, int first, int member)
-            : weights(static_cast<const char*>(all.gemm.a) + (first + member * ROWS) * all.gemm.lda, all.gemm.lda,
-                      all.gemm.m - first - member * ROWS, lane_index()),
-              inputs(all.gemm.b, all.gemm.ldb * 2, all.gemm.n, member * 32 + lane_index()) {
-            groups = kGrouped ? opaque(all.scale_row) : 0, row = member * ROWS, k = all.gemm.k;
-            const i64 begin = first + row;
+        GEMMTUNE_DEVICE ScaleCopies(const WeightArgs& all, i64 begin, int row) : row(row) {
+            groups = kGrouped ? opaque(all.scale_row) : 0;
             scales = kGrouped ? static_cast<const char*>(all.scales) + begin * groups * i64(sizeof(Scale)) : nullptr;
             end = QUANT::kFloat ? static_cast<const char*>(all.scales) + all.scale_bytes : nullptr;
             zeros = static_cast<const char*>(all.zeros);
@@ -67,6 +67,39 @@ struct DequantChunk {
             const i64 left = all.gemm.m - begin;
             rows = opaque(static_cast<int>(left < ROWS ? left : ROWS));
         }
+
+        // Of a chunk with `left` elements from its first on. Those of groups beyond the last are zero.
+        GEMMTUNE_DEVICE void chunk(char* slot, int chunk, int left) const {
+            if constexpr (kGrouped) {
+                const int there = left < BK ? left / kGroup : kScales;  // groups
+                const int bytes = there * static_cast<int>(sizeof(Scale));
+                const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
+                const i64 at = from * i64(sizeof(Scale));
+                char* const of = slot + kS + row * kScalePitch;
+                if constexpr (QUANT::kFloat)
+                    copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
+                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
+                if constexpr (kFloatZeros)
+                    copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
+                if constexpr (QUANT::kZero == kWords)
+                    copy_line_words<kScales * 4, ROWS / 8>(slot + kZ + row / 8 * kScales * 4, zeros, groups * 4, from * 4,
+                                                           rows / 8, there * 4);
+            }
+        }
+    };
+
+    // A warp copies its own rows of weights, and its share of the team's activations.
+    struct Copies {
+        LineCopies<kWeightBytes, ROWS, 32, 1, kSpread> weights;
+        typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
+        ScaleCopies scales;
+        int row, k;  // the warp's first row in the block
+
+        GEMMTUNE_DEVICE Copies(const WeightArgs& all, int first, int member)
+            : weights(static_cast<const char*>(all.gemm.a) + (first + member * ROWS) * all.gemm.lda, all.gemm.lda,
+                      all.gemm.m - first - member * ROWS, lane_index()),
+              inputs(all.gemm.b, all.gemm.ldb * 2, all.gemm.n, member * 32 + lane_index()),
+              scales(all, first + member * ROWS, member * ROWS), row(member * ROWS), k(all.gemm.k) {}
 
         // Starts this lane's copies of a chunk. Elements beyond the last are zero.
         GEMMTUNE_DEVICE void chunk(char* slot, int chunk) const {
@@ -80,21 +113,7 @@ struct DequantChunk {
                 weights.template run<false>(to, a, left * QUANT::kBits / 8);
                 inputs.template run<false>(slot + kX, b, left * 2);
             }
-            if constexpr (kGrouped) {
-                const int there = left < BK ? left / kGroup : kScales;  // groups
-                const int bytes = there * static_cast<int>(sizeof(Scale));
-                const i64 ld = groups * i64(sizeof(Scale)), from = static_cast<i64>(chunk) * kScales;
-                const i64 at = from * i64(sizeof(Scale));
-                char* const of = slot + kS + row * kScalePitch;
-                if constexpr (QUANT::kFloat)
-                    copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
-                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
-                if constexpr (kFloatZeros)
-                    copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
-                if constexpr (QUANT::kZero == kWords)
-                    copy_line_words<kScales * 4, ROWS / 8>(slot + kZ + row / 8 * kScales * 4, zeros, groups * 4,
-                                                           from * 4, rows / 8, there * 4);
-            }
+            scales.chunk(slot, chunk, left);
         }
     };
 
@@ -125,33 +144,37 @@ struct DequantChunk {
             for (int i = 0; i < 4; ++i) out[i] = all.at[i];
         }
         // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
-        // the lane's pairs, converted. The lanes of a row read the same 16 bytes.
+        // the lane's pairs, converted. The lanes of a row read the same words.
         GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
             const int line = row + from + group;
-            const auto words = [&](int word) {
-                const int place = word ^ exchanged<kWeightBytes>(group);
-                return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
-            };
+            Words words[kWords32];
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kWords32; ++i) {
+                const int place = (number * kWords32 + i) ^ exchanged<kWeightBytes>(group);
+                words[i] = read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
+            }
+            own_pairs(words, zero, out);
+        }
+        // The lane's own pairs of the words of 32 elements.
+        GEMMTUNE_DEVICE void own_pairs(const Words (&words)[kWords32], unsigned zero, unsigned (&out)[4]) const {
             if constexpr (QUANT::kFloat) {
-                const Words all = words(number);
                 const unsigned selected = 0x4000u + static_cast<unsigned>(member) * 0x1010u;
                 unsigned top[4];
                 GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, all.at[i] << 4, all.at[i]);
+                for (int i = 0; i < 4; ++i) top[i] = permuted_by(selected, words[0].at[i] << 4, words[0].at[i]);
                 float_pairs<T>(top, out);
             } else if constexpr (QUANT::kBits == 4) {
-                const Words all = words(number);
                 const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
                 unsigned byte[4];
                 GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, all.at[i], 0);
+                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, words[0].at[i], 0);
                 Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
             } else {
                 const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
                 unsigned raw[4];
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 2; ++i) {
-                    const Words all = words(number * 2 + i);
+                    const Words& all = words[i];
                     raw[i] = permuted<0x5410>(permuted_by(selected, all.at[0], all.at[1]),
                                               permuted_by(selected, all.at[2], all.at[3]));
                 }

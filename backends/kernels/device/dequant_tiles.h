@@ -13,7 +13,7 @@ GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
 
 // mma.sync reads activations from shared memory into registers.
 struct ByWarps {
-    static constexpr bool kOfWarpgroups = false;
+    static constexpr bool kOfWarpgroups = false, kBoxes = false;
     static constexpr int kPlace = 16;  // where a slot begins, in bytes
     template <int BYTES, int COLUMNS, int LANES, int EIGHTS>
     using Inputs = LineCopies<BYTES, COLUMNS, LANES, EIGHTS>;

@@ -39,6 +39,9 @@
 //   store_columns()           by a whole warp: stores four matrices of 8 x 8 16-bit elements, in the layout of
 //                             an mma's sums (mma.h: d, packed), column by column: lane 8 i + c gives the address
 //                             of the 16 bytes of column c of matrix i, a multiple of 16 bytes
+//   keep_registers<N>() take_registers<N>()
+//                             by a whole warpgroup: leave it N registers a thread, of more or of fewer than it was
+//                             launched with; take waits until the block has as many free
 //   write_peer()              stores one fp32 there; a barrier must have shown before that the block has
 //                             started
 #pragma once
@@ -146,6 +149,14 @@ GEMMTUNE_DEVICE void store_columns(void* column, const unsigned (&in)[4]) {
                  ::"r"(shared_address(column)), "r"(in[0]), "r"(in[1]), "r"(in[2]), "r"(in[3]) : "memory");
 }
 
+template <int N>
+GEMMTUNE_DEVICE void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+GEMMTUNE_DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 GEMMTUNE_DEVICE void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -321,6 +321,10 @@ inline void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
     host::issue<N>(one);
 }
 inline void show_to_products() {}
+template <int N>
+inline void keep_registers() {}
+template <int N>
+inline void take_registers() {}
 template <int GROUPS>
 inline void wait_products() {
     host::Fiber& fiber = host::machine.fibers[host::machine.current];

@@ -11,6 +11,7 @@ from backends.kernels.families.bytes_ring import BytesRing
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_ring import DequantRing
+from backends.kernels.families.dequant_tma_wgmma import DequantTmaWgmma
 from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
@@ -44,8 +45,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantGemv(), GroupedWgmma(), GroupedRing(),
-        GroupedDequantWgmma(),
+        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(),
+        GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
         GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
         AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),

@@ -51,7 +51,7 @@ struct WgmmaInputs {
 // See dequant_ring.h: PRODUCTS. COLUMNS: of the activations.
 template <int COLUMNS>
 struct ByWarpgroups {
-    static constexpr bool kOfWarpgroups = true;
+    static constexpr bool kOfWarpgroups = true, kBoxes = false;
     static constexpr int kPlace = 1024;
     template <int BYTES, int LINES, int LANES, int EIGHTS>
     using Inputs = WgmmaInputs<BYTES, LINES, LANES>;

@@ -21,6 +21,7 @@
 
 #include "device/hopper.h"
 #include "device/tile_order.h"
+#include "device/tile_sums.h"
 #include "device/wgmma_bytes.h"
 #include "device/wgmma_types.h"
 
@@ -41,9 +42,9 @@ struct TileWgmma {
     static constexpr int kReaders = SHARE + SHARE_B - 1;  // blocks that read parts that one block requests
     static constexpr int kBand = GROUP > SHARE_B ? GROUP / SHARE_B : 1;  // rows of clusters for GROUP tile rows
     static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
-    // The sums on their way to D, column by column; the column pairs that a warp stores together lie 8 banks
-    // apart.
-    static constexpr int kPitch = BM + 4, kPatch = BN * kPitch * 4;
+    // (MatrixFinish has no path of its own for plain epilogues.)
+    using Sums = TileSums<End, typename TYPES::D, Sum, BM, BN, kWorkers * 32, SPLITS, kTiles, !Of::kBytes>;
+    static constexpr int kPatch = Sums::kPatch;
     static constexpr int kPipeline = STAGES * kStage, kBarriers = kPipeline > kPatch ? kPipeline : kPatch;
     struct Place {
         i64 i, j;  // the first row and column of a block's tile
@@ -94,7 +95,7 @@ struct TileWgmma {
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
         block_barrier();
-        if (!copies) lay_out(sum, patch);
+        if (!copies) Sums::lay_out(sum, warp, patch);
         if (SPLITS > 1) cluster_barrier<true>();
         else block_barrier();
         if (!copies) store(args, batch, *place, static_cast<int>(slice), patch);
@@ -115,10 +116,6 @@ private:
     // Ranks in the cluster: of the block with the tile at (row, column) and this block's slice;
     static GEMMTUNE_DEVICE int rank_of(int row, int column) {
         return static_cast<int>(block_y() % SPLITS) * kTiles + row * SHARE + column;
-    }
-    // of the block with this tile and slice `slice`;
-    static GEMMTUNE_DEVICE int slicer(int slice) {
-        return slice * kTiles + static_cast<int>(block_x() % kTiles);
     }
     // and of the blocks that share tiles with this one, both ways: this block's row, then the others of its
     // column.
@@ -258,108 +255,11 @@ private:
         }
     }
 
-    static GEMMTUNE_DEVICE void lay_out(const Sum (&sum)[BN / 2], Sum* patch) {
-        const int lane = lane_index(), group = lane / 4, member = lane % 4;
-        Sum* const to = patch + member * 2 * kPitch + warp_index() * 16 + group;
-        GEMMTUNE_UNROLL
-        for (int at = 0; at < BN / 2; ++at)
-            to[(at / 4 * 8 + at % 2) * kPitch + at / 2 % 2 * 8] = sum[at];
-    }
-
-    // The sum of one element over all slices.
-    static GEMMTUNE_DEVICE Sum added(const Sum* at) {
-        if (SPLITS == 1) return *at;
-        Sum all = read_peer(at, slicer(0));
-        GEMMTUNE_UNROLL
-        for (int slice = 1; slice < SPLITS; ++slice) all += read_peer(at, slicer(slice));
-        return all;
-    }
-    static GEMMTUNE_DEVICE float sum_of(unsigned bits, float) { return as_float(bits); }
-    static GEMMTUNE_DEVICE int sum_of(unsigned bits, int) { return static_cast<int>(bits); }
-    // The sums of four neighbours in a column over all slices.
-    static GEMMTUNE_DEVICE void added4(const Sum* at, Sum (&four)[4]) {
-        if (SPLITS == 1) {
-            const Words words = *reinterpret_cast<const Words*>(at);
-            GEMMTUNE_UNROLL
-            for (int e = 0; e < 4; ++e) four[e] = sum_of(words.at[e], Sum());
-            return;
-        }
-        Sum all[SPLITS][4];
-        GEMMTUNE_UNROLL
-        for (int slice = 0; slice < SPLITS; ++slice) read_peer4(at, slicer(slice), all[slice]);
-        GEMMTUNE_UNROLL
-        for (int e = 0; e < 4; ++e) {
-            four[e] = all[0][e];
-            GEMMTUNE_UNROLL
-            for (int slice = 1; slice < SPLITS; ++slice) four[e] += all[slice][e];
-        }
-    }
-
-    // Stores this block's columns of the tile at `place`, every SPLITS-th. A thread has the same four rows of
-    // several columns or, if D does not permit 4-element stores, every 32nd row of some columns. This is most
-    // of the work after the last multiplication, and bound by instruction issue, so plain epilogues have a path
-    // of their own.
     static GEMMTUNE_DEVICE void store(const Product& args, unsigned batch, Place place, int slice,
                                       const Sum* patch) {
         End here(args, batch, place.i, place.j);
         if constexpr (SUMS == kScaled) here.scale_a = here.scale_b = nullptr;  // they are in the sums
-        const int columns = here.columns < BN ? here.columns : BN;
-        const int row = static_cast<int>(thread_index()) % kFours * 4;
-        constexpr bool kPlainly = !Of::kBytes;  // MatrixFinish has no path of its own for plain epilogues
-        if (!here.fours && here.plain) store_lines<kPlainly>(here, columns, slice, patch);
-        else if (!here.fours) store_lines<false>(here, columns, slice, patch);
-        else if (here.plain && row + 4 <= here.rows) store_fours<kPlainly>(here, row, columns, slice, patch);
-        else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
-    }
-    static constexpr int kFours = BM / 4;  // threads along a column
-
-    template <bool PLAIN>
-    static GEMMTUNE_DEVICE void store_fours(const End& here, int row, int columns, int slice, const Sum* patch) {
-        constexpr int kAcross = kWorkers * 32 / kFours * SPLITS, kAtOnce = PLAIN ? 4 : 1;
-        int column = static_cast<int>(thread_index()) / kFours * SPLITS + slice;
-        typename TYPES::D* to = here.d + row + column * here.args.d_column;
-        const Sum* from = patch + column * kPitch + row;
-        GEMMTUNE_ROLL
-        for (; column < columns; column += kAtOnce * kAcross) {
-            Sum four[kAtOnce][4];
-            GEMMTUNE_UNROLL
-            for (int n = 0; n < kAtOnce; ++n)
-                if (column + n * kAcross < columns) added4(from + n * kAcross * kPitch, four[n]);
-            GEMMTUNE_UNROLL
-            for (int n = 0; n < kAtOnce; ++n) {
-                if (column + n * kAcross >= columns) break;
-                if constexpr (PLAIN) here.write4(to, four[n]);
-                else here.store4(row, column + n * kAcross, four[n]);
-                to += kAcross * here.args.d_column;
-            }
-            from += kAtOnce * kAcross * kPitch;
-        }
-    }
-
-    template <bool PLAIN>
-    static GEMMTUNE_DEVICE void store_lines(const End& here, int columns, int slice, const Sum* patch) {
-        constexpr int kAcross = kWorkers * SPLITS, kAtOnce = PLAIN ? BM / 32 : 1;
-        const int lane = lane_index(), left = here.rows - lane;
-        int column = warp_index() * SPLITS + slice;
-        typename TYPES::D* to = here.d + lane + column * here.args.d_column;
-        const Sum* from = patch + column * kPitch + lane;
-        GEMMTUNE_ROLL
-        for (; column < columns; column += kAcross) {
-            GEMMTUNE_ROLL
-            for (int at = 0; at < BM; at += kAtOnce * 32) {
-                Sum value[kAtOnce];
-                GEMMTUNE_UNROLL
-                for (int n = 0; n < kAtOnce; ++n)
-                    if (at + n * 32 < left) value[n] = added(from + at + n * 32);
-                GEMMTUNE_UNROLL
-                for (int n = 0; n < kAtOnce; ++n) {
-                    if (at + n * 32 >= left) continue;
-                    if constexpr (PLAIN) to[at + n * 32] = narrow<typename TYPES::D>(here.args.alpha * value[n]);
-                    else here.store(at + n * 32 + lane, column, value[n]);
-                }
-            }
-            to += kAcross * here.args.d_column, from += kAcross * kPitch;
-        }
+        Sums::store(here, slice, patch);
     }
 };
 

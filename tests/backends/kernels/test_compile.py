@@ -122,7 +122,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "skinny-short": SHORTER,
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
-        **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-gemv"), QUANTISED),
+        **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
         "grouped-dequant-wgmma": (GROUPED_WEIGHTS,),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
@@ -227,6 +227,10 @@ ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
 )  # fmt: skip
 
 
+#: Of a family that may have clusters, which older architectures have not.
+ALONE: dict[str, Parameter] = {"share": 1, "splits": 1}
+
+
 def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     """Every CUDA family that no list above names, on the first problem with a legal configuration."""
     named = {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)}
@@ -235,7 +239,7 @@ def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
         if name not in named and "cuda" in family.vendors:
             of = (GROUPED,) if name in GROUPED_FAMILIES else (*problems, GROUPED_WEIGHTS)
             legal = (one for one in of if legal_values(family, one, H200, 1))
-            yield name, next(legal, SAMPLED[3]), {}
+            yield name, next(legal, SAMPLED[3]), ALONE if name == "dequant-tma-wgmma" else {}
 
 
 @pytest.mark.parametrize(("name", "problem", "given"), [*IN_ONE, *_others()])

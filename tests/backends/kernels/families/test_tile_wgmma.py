@@ -179,7 +179,8 @@ def test_batches(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A text of the header, what stands there instead, the case that shows it, and in which words."""
+    """A text of the header or of tile_sums.h, what stands there instead, the case that shows it, and in which
+    words."""
 
     text: str
     wrong: str
@@ -204,7 +205,7 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
 }
 _RELEASE = "if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);"
 _WAITED = "wait_products<1>();  // those of the tile before\n"
-_LAID = "        if (!copies) lay_out(sum, patch);\n"
+_LAID = "        if (!copies) Sums::lay_out(sum, warp, patch);\n"
 _MET = f"        block_barrier();\n{_LAID}"
 _ARRIVED = "        if (kTiles > 1) arrive_at_cluster();\n"
 _BEGUN = """        if (warp == 0 && lane_index() == 0) {
@@ -218,7 +219,7 @@ _STARTED += "        else block_barrier();"
 _SUMMED = "if (SPLITS > 1) cluster_barrier<true>();\n        else block_barrier();"
 _ENDED = "        if (SPLITS > 1) cluster_barrier<false>();  // others"
 _EMPTY, _FULL = (f"            wait_phase(&{one}[ring.stage], ring.parity);\n" for one in ("empty", "full"))
-_ARRIVALS, _SLICER = "kWorkers * kReaders)", "return slice * kTiles + static_cast<int>(block_x() % kTiles);"
+_ARRIVALS, _SLICER = "kWorkers * kReaders)", "return slice * TILES + static_cast<int>(block_x() % TILES);"
 _SENT_A = "send<SHARE>(to + part_a * kMapLine, &all.maps[0], p, row, z, done, beside);"
 _SENT_B = "send<SHARE_B>(to + kBytesA + part_b * kMapLine, &all.maps[1], p, column, z, done, below);"
 MISTAKES = (
@@ -300,8 +301,8 @@ MISTAKES = (
     Mistake("kTiles + row * SHARE + column;", "SHARE + row * SHARE + column;", "all"),
     Mistake("return static_cast<int>(block_y() % SPLITS) * kTiles + row", "return row", "both"),
     Mistake(_SLICER, "return slice;", "both"),
-    Mistake(_SLICER, "return slice * kTiles;", "both"),
-    Mistake(_SLICER, _SLICER.replace("% kTiles", "% SHARE"), "all"),
+    Mistake(_SLICER, "return slice * TILES;", "both"),
+    Mistake(_SLICER, _SLICER.replace("% TILES", "% (TILES / 2)"), "all"),
     Mistake("} else if (lane_index() < kReaders) {", "} else if (lane_index() < 1) {", "shared"),
     Mistake("} else if (lane_index() < kReaders) {", "} else if (lane_index() < SHARE) {", "square"),
     Mistake("reader(lane_index()));", "reader(0));", "shared"),
@@ -333,7 +334,7 @@ MISTAKES = (
     Mistake("at / 2 % 2 * 8]", "at % 2 * 8]", "alone"),
     Mistake("(at / 4 * 8 + at % 2) * kPitch", "(at / 4 * 8 + at % 2) * BM", "alone"),
     Mistake("member * 2 * kPitch", "member * kPitch", "alone"),
-    Mistake("warp_index() * 16 + group", "warp_index() * 8 + group", "alone"),
+    Mistake("rows * 16 + group", "rows * 8 + group", "alone"),
     Mistake("patch + column * kPitch + row", "patch + column * BM + row", "alone"),
     Mistake("patch + column * kPitch + lane", "patch + column * BM + lane", "split"),
     Mistake("/ kFours * SPLITS + slice;", "/ kFours * SPLITS;", "both"),
@@ -363,10 +364,15 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
     copied_headers(folder)
     unused = ("variable", "parameter", "but-set-variable")
     allowed = "".join(f'#pragma GCC diagnostic ignored "-Wunused-{what}"\n' for what in unused)
-    good, configurations = (HEADERS / "families/tile_wgmma.h").read_text(), []
+    include, sums = '#include "device/tile_sums.h"\n', (HEADERS / "device/tile_sums.h").read_text()
+    good = (
+        (HEADERS / "families/tile_wgmma.h").read_text().replace(include, sums.replace("#pragma once\n", ""))
+    )
+    configurations = []
     for index, mistake in enumerate(MISTAKES):
         assert good.count(mistake.text) == 1, mistake.text
         text = good.replace(mistake.text, mistake.wrong).replace("TileWgmma", f"Mistaken{index}")
+        text = text.replace("TileSums", f"Sums{index}")
         (folder / f"{index}.h").write_text(allowed + text)
         one = FAMILY.config(*CASES[mistake.case], SM_90)
         made = one.instantiation.replace("TileWgmma", f"Mistaken{index}")

@@ -123,7 +123,7 @@ MISTAKES = {
         BLOCKED,
     ),
     "integers as floats": (
-        "families/tile_wgmma.h", "sum_of(unsigned bits, int) { return static_cast<int>(bits); }",
+        "device/tile_sums.h", "sum_of(unsigned bits, int) { return static_cast<int>(bits); }",
         "sum_of(unsigned bits, int) { return static_cast<int>(as_float(bits)); }",
         linear(40, 72, 528, **ROWS),
     ),
