@@ -131,7 +131,6 @@ def check_incumbent(module: Module) -> None:
         times = {"base": steady(1.0), "a": steady(ratio)}
         assert (judged(module, times, incumbent=incumbent).judgement == "WIN") == wins
     # ... and the incumbent its own, although another is a little faster than the margin.
-    unsure = [1.025 if at % 2 else 1.015 for at in range(ROUNDS)]
     for behind, incumbent, winner in (
         (1.025, "a", "a"), (1.025, None, "b"), (1.035, "a", "b"), (1.015, None, "a"),
     ):  # fmt: skip
