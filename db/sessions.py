@@ -163,9 +163,11 @@ def winners(
 
 def incumbent(connection: Connection, start: SessionStart) -> str | None:
     """The solution that the latest verdict of the same problem in the same environment under the same policy
-    left in use, its default if nothing won; None if there is no verdict."""
+    left in use; None if there is no verdict. A default counts only if at least as much was tried as the
+    session is about to: a longer search starts without it."""
+    columns = (_verdict.c[name] for name in ("judgement", "winner_id", "restricted", "budget_seconds"))
     query = (
-        select(_verdict.c.winner_id)
+        select(*columns)
         .join(_session, _session.c.id == _verdict.c.session_id)
         .where(
             _verdict.c.problem_id == start.problem.id,
@@ -177,7 +179,12 @@ def incumbent(connection: Connection, start: SessionStart) -> str | None:
         .order_by(_verdict.c.number.desc())
         .limit(1)
     )
-    return connection.execute(query).scalar()
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    seconds = (start.request.get("budget") or {}).get("seconds", 0.0)
+    tried = not row.restricted and row.budget_seconds >= seconds
+    return row.winner_id if row.judgement == "WIN" or tried else None
 
 
 def takes(connection: Connection, session_id: str) -> int:

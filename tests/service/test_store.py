@@ -522,8 +522,11 @@ FILE = {
 
 
 def test_what_the_latest_verdict_in_this_environment_left_in_use_is_the_incumbent(engine: Engine) -> None:
-    def incumbent(environment: Environment = HERE) -> str | None:
+    def incumbent(environment: Environment = HERE, seconds: float | None = None) -> str | None:
         spec = replace(SPEC, environment=environment)
+        if seconds is not None:
+            budget = replace(spec.settings.budget, seconds=seconds)
+            spec = replace(spec, settings=replace(spec.settings, budget=budget))
         return DirectStore(engine, "reader").start(spec).incumbent
 
     def ended(origin: str, winner: Solution, environment: Environment = HERE, imported: bool = False) -> None:
@@ -544,3 +547,7 @@ def test_what_the_latest_verdict_in_this_environment_left_in_use_is_the_incumben
     assert (incumbent(), incumbent(UPDATED)) == (candidate(2).id, candidate(3).id)
     ended("third", BASELINE)
     assert incumbent() == BASELINE.id, "the default stayed"
+    assert incumbent(seconds=0.5) == BASELINE.id
+    assert incumbent(seconds=100.0) is None, "more will be tried than the verdict rests on"
+    ended("fourth", candidate(2))
+    assert incumbent(seconds=100.0) == candidate(2).id
