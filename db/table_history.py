@@ -87,9 +87,10 @@ class TableHistory:
         return _results(connection, numbers)
 
     def _read(self, connection: Connection) -> None:
-        state = connection.execute(
-            select(func.count(), func.max(_claim.c.number)).select_from(_claim).where(_OF_TABLES)
-        ).one()
+        # Numbers alone do not tell tables apart: SQLite gives those of deleted rows again.
+        tables = select(_provenance.c.number, _provenance.c.sha256).where(_provenance.c.kind == "pretuned")
+        count = select(func.count()).select_from(_claim).where(_OF_TABLES)
+        state = connection.execute(count).scalar(), {tuple(one) for one in connection.execute(tables)}
         if state == self._state:
             return
         sizes = [_problem.c[name] for name in ("kind", "m", "n", "k", "batch")]

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
-from db import models, table_history
+from db import models, provenance, table_history
 from db.engine import open_engine, reading, writing
 from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult
 from db.sessions import SessionStart
@@ -90,9 +90,18 @@ def test_a_table_that_comes_or_goes_is_seen(engine: Engine, tmp_path: Path) -> N
     assert found(engine, LINEAR) == []
     installed(engine, tmp_path, H200, row())
     assert len(found(engine, LINEAR)) == 1
-    with writing(engine) as connection:
-        connection.execute(of_model(models.Claim).delete())
+
+    def removed() -> None:
+        with writing(engine) as connection:
+            assert provenance.remove(connection, 1)
+
+    removed()
+    other = from_linear(16, 14336, 512, "bf16")
+    installed(engine, tmp_path, H200, row(other))  # SQLite gives it the same numbers
     assert found(engine, LINEAR) == []
+    assert len(found(engine, other)) == 1
+    removed()
+    assert found(engine, other) == []
 
 
 def test_a_row_that_does_not_say_where_or_over_what_it_was_measured_is_left_out(
