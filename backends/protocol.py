@@ -120,7 +120,8 @@ class Series(Protocol):
     """Launches of one candidate, ready to be timed."""
 
     def sample(self, warm: bool = True) -> Sample:
-        """Times the launches once, back to back. Raises LaunchError."""
+        """Times the launches once, back to back. `warm`: with the lead before them; a graph's always runs.
+        Raises LaunchError."""
 
     def close(self) -> None:
         """Releases the resources of the series."""
@@ -158,10 +159,11 @@ class Device(Protocol):
         fails."""
 
     def series(
-        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, lead: Sequence[Launch] = ()
     ) -> Series:
-        """Prepares the launches to be timed back to back, repeatedly. `warm` runs untimed before them, on
-        different operands, so that the operands of the timed launches stay cold."""
+        """Prepares the launches to be timed back to back, repeatedly. The `lead` runs untimed before them, on
+        different operands, so that the operands of the timed launches stay cold. A graph is queued while the
+        device is busy with its lead: what the host takes for that is in no sample."""
 
     def synchronize(self) -> None:
         """Waits for all launches to complete. Raises LaunchError if one of them failed."""

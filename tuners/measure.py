@@ -27,6 +27,11 @@ SIZED_BY_ONE = 1e-4
 #: duration of a sample, or in a screening MeasurementTraits.screening_round_seconds if that is set.
 ROUND_SHARE = 4.0
 MAX_LAUNCHES = 4096
+#: A sample of a graph whose launches take less than this share of the sized time is taken again with more of
+#: them: sizing queues launches one by one, so that those of a library wait for the host.
+RESIZED = 0.8
+#: Most untimed launches before those of a graph.
+MAX_LEAD = 64
 #: Launches at least this long are not warmed up: the time to wake threads is negligible beside them.
 WARM_BELOW_SECONDS = 10e-3
 #: Number of random elements drawn once per type; operands are filled from them at random offsets.
@@ -196,6 +201,20 @@ class Timer:
         `warm`: run a warm-up launch first; not needed if the same candidate ran a moment ago."""
         if not self.seconds:
             self.size()
+        plan = self._plan(screening)
+        while True:
+            taken = self._take(plan, warm and self.seconds < WARM_BELOW_SECONDS)
+            if self.mode != "graph" or taken.seconds >= RESIZED * self.seconds:
+                return taken
+            self.seconds, before = taken.seconds, plan
+            plan = self._plan(screening)
+            if plan == before:
+                return taken
+            if before in self._series:
+                self._series.pop(before).close()
+
+    def _plan(self, screening: bool) -> tuple[int, int]:
+        """A sample's number of launches, and the sets among which they rotate."""
         traits = self.device.traits
         wanted = traits.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
@@ -206,20 +225,31 @@ class Timer:
                 sets = ceil(sets / 2)
         if sets * self.seconds <= longest or count >= sets:
             count = ceil(count / sets) * sets
-        warm = warm and self.seconds < WARM_BELOW_SECONDS
+        return count, sets
+
+    def _take(self, plan: tuple[int, int], warm: bool) -> Sample:
+        count, sets = plan
         if count < sets:  # launches are so long that the next sample continues with other sets
             return self._once(count, warm, self.mode)
-        if (count, sets) not in self._series:
+        if plan not in self._series:
             # Whole rounds, so that repeating the series stays as cold as the rotation.
             once_round = [self._launch(number) for number in range(sets)]
-            launches = once_round * (count // sets)
-            self._series[count, sets] = self.device.series(self.kernel, launches, self.mode, once_round[-1])
-        return self._series[count, sets].sample(warm)
+            launches, lead = once_round * (count // sets), self._lead_launches()
+            before = [once_round[(at - lead) % sets] for at in range(lead)]
+            self._series[plan] = self.device.series(self.kernel, launches, self.mode, before)
+        return self._series[plan].sample(warm)
+
+    def _lead_launches(self) -> int:
+        """How many launches run before the timed ones."""
+        if self.mode != "graph":
+            return 1
+        wanted = ceil(self.device.traits.lead_seconds / max(self.seconds, 1e-9))
+        return max(1, min(MAX_LEAD, wanted))
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = [self._launch(number) for number in self.operands.turns(count + 1)]
         # The warm-up runs on the set before the timed ones, so these stay as cold as the rotation allows.
-        series = self.device.series(self.kernel, launches[1:], mode, launches[0] if warm else None)
+        series = self.device.series(self.kernel, launches[1:], mode, launches[:1] if warm else ())
         try:
             return series.sample(warm)
         finally:

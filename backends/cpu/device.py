@@ -64,14 +64,14 @@ class HostBuffer:
 class HostSeries:
     """Launches called one after another and timed with the host's clock."""
 
-    def __init__(self, kernel: Kernel, launches: Sequence[Launch], warm: Launch | None) -> None:
-        self._kernel, self._list, self._warm = kernel, launches, warm
+    def __init__(self, kernel: Kernel, launches: Sequence[Launch], lead: Sequence[Launch]) -> None:
+        self._kernel, self._list, self._lead = kernel, launches, lead
 
     def sample(self, warm: bool = True) -> Sample:
         """See Series."""
         self._kernel.prepare()
-        if warm and self._warm is not None:
-            self._warm()  # wakes sleeping threads
+        for launch in self._lead if warm else ():
+            launch()  # wakes sleeping threads
         clock, launches = _clock, self._list
         before = Disturbance.now()
         begin = clock()
@@ -128,10 +128,10 @@ class CpuDevice:
     reference = None
 
     def series(
-        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, lead: Sequence[Launch] = ()
     ) -> Series:
         """See Device; every mode is timed with the host's clock."""
-        return HostSeries(kernel, launches, warm)
+        return HostSeries(kernel, launches, lead)
 
     def synchronize(self) -> None:
         """Does nothing: a launch is complete when it returns."""

@@ -63,7 +63,7 @@ def _best(device: GpuContext, name: str, argument: MovedWords, size: int) -> tup
     for blocks in _BLOCKS:
         shape = KernelLaunch(name, (blocks * device.units, 1, 1), (_THREADS, 1, 1))
         one = device.bind(function, shape, argument)
-        series = EagerSeries(device, _Nothing(), [one] * _LAUNCHES, one)  # type: ignore[arg-type]
+        series = EagerSeries(device, _Nothing(), [one] * _LAUNCHES, [one])  # type: ignore[arg-type]
         fastest = min(series.sample().seconds for _ in range(_SAMPLES))
         series.close()
         found.append((size / fastest, blocks))

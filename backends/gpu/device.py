@@ -52,11 +52,11 @@ class GpuDevice(GpuContext):
         return family.load(problem, solution, binary, self)
 
     def series(
-        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, lead: Sequence[Launch] = ()
     ) -> Series:
         """Launches captured into a graph (mode "graph"), else queued one by one."""
         kind = GraphSeries if mode == "graph" else EagerSeries
-        return kind(self, kernel, launches, warm)
+        return kind(self, kernel, launches, lead)
 
     def bandwidths(self) -> Bandwidths:
         """See Device."""

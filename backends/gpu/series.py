@@ -39,18 +39,18 @@ class EagerSeries:
     is measured, and what an eager user pays."""
 
     def __init__(
-        self, device: GpuContext, kernel: Kernel, launches: Sequence[Launch], warm: Launch | None
+        self, device: GpuContext, kernel: Kernel, launches: Sequence[Launch], lead: Sequence[Launch]
     ) -> None:
         self.launches = len(launches)
-        self._device, self._kernel, self._list, self._warm = device, kernel, list(launches), warm
+        self._device, self._kernel, self._list, self._lead = device, kernel, list(launches), list(lead)
         self._events = _Events(device.driver)
 
     def sample(self, warm: bool = True) -> Sample:
         """The region runs from when the first launch reaches an idle device."""
         driver, stream = self._device.driver, self._device.stream
         self._kernel.prepare()
-        if warm and self._warm is not None:
-            self._warm()
+        for launch in self._lead if warm else ():
+            launch()
         self._device.synchronize()
         before = self._device.telemetry.recent()
         driver.record(self._events.begin, stream)
@@ -66,61 +66,83 @@ class EagerSeries:
         self._events.destroy()
 
 
-class GraphSeries:
-    """Launches captured once into a graph, which is replayed: neither gaps nor the host are in the time."""
+class _Captured:
+    """Launches captured into a graph that is ready to be launched."""
 
-    def __init__(
-        self, device: GpuContext, kernel: Kernel, launches: Sequence[Launch], warm: Launch | None
-    ) -> None:
-        self.launches = len(launches)
-        self._device, self._warm = device, warm
-        self._kernel = kernel  # what the graph launches must stay loaded
-        driver = device.driver
-        kernel.prepare()
-        if warm is not None:
-            warm()  # what libraries load and allocate on a first call cannot be captured
-            device.synchronize()
-        self._fresh = warm is not None
+    def __init__(self, device: GpuContext, launches: Sequence[Launch]) -> None:
+        self._driver, self._stream = device.driver, device.stream
         collecting = gc.isenabled()
         gc.disable()  # a finaliser that waits for the device would end the capture
         try:
-            driver.begin_capture(device.stream)
+            self._driver.begin_capture(self._stream)
             try:
                 for launch in launches:
                     launch()
             except BaseException:
-                driver.abandon_capture(device.stream)  # the launch's own fault is what matters
+                self._driver.abandon_capture(self._stream)  # the launch's own fault is what matters
                 raise
         finally:
             if collecting:
                 gc.enable()
-        self._graph = driver.end_capture(device.stream)
-        self._exec = None
+        self._graph, self._exec = self._driver.end_capture(self._stream), None
         try:
-            self._exec = driver.instantiate(self._graph, device.stream)
-            self._events = _Events(driver)
-        except BaseException:  # nobody has it to close: whatever this says, the fault above is what matters
-            with suppress(GemmtuneError):
-                driver.destroy_graph(self._graph, self._exec)
+            self._exec = self._driver.instantiate(self._graph, self._stream)
+        except BaseException:
+            self.destroy(quietly=True)
+            raise
+
+    def launch(self) -> None:
+        """Queues it."""
+        self._driver.launch_graph(self._exec, self._stream)
+
+    def destroy(self, quietly: bool = False) -> None:
+        """Gives it back. `quietly`: nobody else has it to close, and whatever this says, an earlier fault is
+        what matters."""
+        with suppress(*([GemmtuneError] if quietly else [])):
+            self._driver.destroy_graph(self._graph, self._exec)
+
+
+class GraphSeries:
+    """Launches captured once into a graph, which is replayed: neither gaps nor the host are in the time. The
+    lead is a graph of its own: it keeps the device busy while the host queues the timed launches."""
+
+    def __init__(
+        self, device: GpuContext, kernel: Kernel, launches: Sequence[Launch], lead: Sequence[Launch]
+    ) -> None:
+        self.launches = len(launches)
+        self._device = device
+        self._kernel = kernel  # what the graphs launch must stay loaded
+        kernel.prepare()
+        if lead:
+            lead[-1]()  # what libraries load and allocate on a first call cannot be captured
+            device.synchronize()
+        self._graphs: list[_Captured] = []  # the lead, if there is one, and the timed launches
+        try:
+            for captured in filter(None, (lead, launches)):
+                self._graphs.append(_Captured(device, captured))
+            self._events = _Events(device.driver)
+        except BaseException:
+            for graph in self._graphs:
+                graph.destroy(quietly=True)
             raise
 
     def sample(self, warm: bool = True) -> Sample:
-        """One replay; `warm`: the candidate runs once before it, on operands of its own."""
+        """One replay behind the lead."""
         driver, stream = self._device.driver, self._device.stream
-        if warm and self._warm is not None and not self._fresh:
-            self._warm()
-        self._fresh = False
         before = self._device.telemetry.recent()
+        for graph in self._graphs[:-1]:
+            graph.launch()
         driver.record(self._events.begin, stream)
-        driver.launch_graph(self._exec, stream)
+        self._graphs[-1].launch()
         driver.record(self._events.end, stream)
         seconds = self._events.seconds()
         disturbed = self._device.telemetry.disturbed(before)
         return Sample(seconds / self.launches, self.launches, disturbed)
 
     def close(self) -> None:
-        """Waits for the device, then gives the graph and the events back. Raises LaunchError for what failed
+        """Waits for the device, then gives the graphs and the events back. Raises LaunchError for what failed
         on the device."""
         self._device.synchronize()
-        self._device.driver.destroy_graph(self._graph, self._exec)
+        for graph in self._graphs:
+            graph.destroy()
         self._events.destroy()

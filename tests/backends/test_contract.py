@@ -304,7 +304,7 @@ def test_a_sample_times_the_launches_it_was_given(live: Live, every: int, cache:
         buffer.upload(np.zeros(buffer.size, np.uint8))
     operands = Operands(buffers[0].address, buffers[1].address, 0, buffers[2].address, 0, 1.0, 0.0)
     launch = kernel.bind(operands, workspace.address)
-    series = device.series(kernel, [launch] * 7, mode, launch)
+    series = device.series(kernel, [launch] * 7, mode, [launch] * 2)
     for warm in (True, False):
         sample = series.sample(warm)
         assert sample.launches == 7

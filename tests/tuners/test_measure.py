@@ -15,7 +15,7 @@ from backends.operands import layouts
 from backends.problem import GemmProblem, from_blas, from_mm
 from backends.protocol import Launch, Sample
 from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
-from tuners.measure import COLD_CACHES, MAX_SETS, OperandSets, Timer, working_bytes
+from tuners.measure import COLD_CACHES, MAX_LEAD, MAX_SETS, OperandSets, Timer, working_bytes
 from tuners.policy import MeasurementPolicy
 
 SHORT, LONG = 1e-4, 1e-3
@@ -23,19 +23,21 @@ SHORT, LONG = 1e-4, 1e-3
 
 @dataclass
 class Clocked:
-    """A series on a device where a launch takes `seconds`: which launches it has, and how often it is run."""
+    """A series on a device where a launch takes `seconds`, and at least `queued` if it is queued by itself: which
+    launches it has, and how often it is run."""
 
     device: ClockedDevice
     launches: list[Any]
     mode: str
-    warm: Any
+    lead: list[Any]
     samples: int = 0
     closed: bool = False
 
     def sample(self, warm: bool = True) -> Sample:
         assert not self.closed
         self.samples += 1
-        return Sample(self.device.seconds, len(self.launches))
+        seconds = max(self.device.seconds, self.device.queued if self.mode == "eager" else 0.0)
+        return Sample(seconds, len(self.launches))
 
     def close(self) -> None:
         self.closed = True
@@ -47,6 +49,7 @@ class ClockedDevice:
 
     seconds: float
     reference: Any = None
+    queued: float = 0.0
     cache_bytes: int = 2**20
     free_bytes: int = 2**32
     made: list[Clocked] = field(default_factory=list)
@@ -57,9 +60,9 @@ class ClockedDevice:
         return replace(HOST_TRAITS if self.reference is None else GPU_TRAITS, sample_seconds=(SHORT, LONG))
 
     def series(
-        self, kernel: object, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+        self, kernel: object, launches: Sequence[Launch], mode: str, lead: Sequence[Launch] = ()
     ) -> Clocked:
-        self.made.append(Clocked(self, list(launches), mode, warm))
+        self.made.append(Clocked(self, list(launches), mode, list(lead)))
         return self.made[-1]
 
     def allocate(self, size: int) -> Any:
@@ -109,7 +112,7 @@ def test_a_final_goes_round_all_sets_a_whole_number_of_times() -> None:
     assert series.samples == 5
     assert len(series.launches) >= LONG / 13e-6
     assert series.launches == list(range(sets)) * (len(series.launches) // sets)
-    assert series.warm == sets - 1, "the set that is furthest from being used again"
+    assert series.lead[-1] == sets - 1, "the set that is furthest from being used again"
     timer.close()
     assert kept(device) == []
 
@@ -161,9 +164,40 @@ def test_what_ran_a_moment_ago_is_not_warmed_up() -> None:
     device = ClockedDevice(2e-3, Reference())
     timer = timer_of(device)
     timer.sample()
-    assert device.made[-1].warm is not None
+    assert len(device.made[-1].lead) == 1
     timer.sample(warm=False)
-    assert device.made[-1].warm is None
+    assert device.made[-1].lead == []
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 13e-6, 90e-6])
+def test_a_graph_is_queued_while_its_lead_runs(seconds: float) -> None:
+    device = ClockedDevice(seconds, Reference())
+    timer = timer_of(device)
+    timer.sample()
+    (series,) = kept(device)
+    sets = timer.operands.rotation.sets
+    assert len(series.lead) == min(MAX_LEAD, -(-GPU_TRAITS.lead_seconds // seconds))
+    in_order = [*series.lead, *series.launches]
+    assert all((b - a) % sets == 1 for a, b in pairwise(in_order)), "operands stay cold"
+
+
+def test_a_host_is_led_by_one_launch() -> None:
+    device = ClockedDevice(13e-6)
+    timer_of(device).sample()
+    assert [len(series.lead) for series in kept(device)] == [1]
+
+
+@pytest.mark.parametrize("screening", [False, True])
+def test_launches_that_wait_for_the_host_when_they_are_sized_get_as_many_as_others(screening: bool) -> None:
+    numbers = []
+    for queued in (0.0, 20e-6, 166e-6):
+        device = ClockedDevice(13e-6, Reference(), queued)
+        timer = timer_of(device)
+        for _ in range(3):
+            assert timer.sample(screening=screening).seconds == 13e-6
+        (series,) = kept(device)
+        numbers.append((len(series.launches), len(series.lead), series.samples))
+    assert numbers[0] == numbers[1] == numbers[2]
 
 
 @pytest.mark.parametrize(("reference", "launches"), [(None, [1, 10]), (Reference(), [1, 3])])

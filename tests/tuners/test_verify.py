@@ -82,7 +82,7 @@ class HostDevice:
     reference, traits = None, HOST_TRAITS
 
     def series(
-        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, lead: Sequence[Launch] = ()
     ) -> Series:
         raise AssertionError("this double is never asked for it")
 

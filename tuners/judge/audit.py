@@ -198,7 +198,7 @@ def _compared(
     inputs = request.then[0].inputs(problem)
     rows, depth = as_product(problem, inputs["a"], inputs["b"])[0].shape[1:]
     rng, repeatable = np.random.default_rng(request.then[0].seed), True
-    series = device.series(kernel, bench.launches[:1], request.mode, bench.launches[-1])
+    series = device.series(kernel, bench.launches[:1], request.mode, bench.launches[-1:])
     try:
         for _ in range(request.pairs):
             change_one(problem, inputs, (int(rng.integers(rows)), int(rng.integers(depth))))

@@ -280,7 +280,7 @@ def clocks(process: DeviceProcess, task: Task, solution: Solution, binary: str |
     if process.device.traits.own_clock:
         kernel = process.load(task.problem, solution, {} if binary is None else {task.problem.id: binary})
         with _bound(process, task, solution, binary) as launch:
-            series = process.device.series(kernel, [launch], "eager", launch)
+            series = process.device.series(kernel, [launch], "eager", [launch])
             try:
                 samples = sorted(series.sample().seconds for _ in range(SAMPLES))
             finally:

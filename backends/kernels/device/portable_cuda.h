@@ -17,7 +17,7 @@ GEMMTUNE_DEVICE unsigned block_z() { return blockIdx.z; }
 GEMMTUNE_DEVICE void block_barrier() { __syncthreads(); }
 template <int THREADS>
 GEMMTUNE_DEVICE void named_barrier_sync() {  // __syncthreads() must be one instruction for all threads
-    asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
+    asm volatile("barrier.cta.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 template <int THREADS>
 GEMMTUNE_DEVICE void named_barrier_sync(int number) {

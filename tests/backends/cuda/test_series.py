@@ -69,7 +69,7 @@ def launch(fake: FakeApi, name: str) -> Callable[[], None]:
 
 def series_of(kind: Any, fake: FakeApi, device: Any, warm: bool = True, count: int = 3) -> Any:
     launches = [launch(fake, str(i)) for i in range(count)]
-    return kind(device, Kernel(fake), launches, launch(fake, "warm") if warm else None)
+    return kind(device, Kernel(fake), launches, [launch(fake, "early"), launch(fake, "lead")] if warm else [])
 
 
 def test_an_eager_sample_in_order(fake: FakeApi, device: Any) -> None:
@@ -79,7 +79,7 @@ def test_an_eager_sample_in_order(fake: FakeApi, device: Any) -> None:
     fake.log.clear()
     series.sample()
     assert fake.log == [
-        ("prepare",), ("launch", "warm"), ("wait",), ("snapshot",),
+        ("prepare",), ("launch", "early"), ("launch", "lead"), ("wait",), ("snapshot",),
         ("EventRecord", begin, STREAM), ("launch", "0"), ("launch", "1"), ("launch", "2"),
         ("EventRecord", end, STREAM), ("EventSynchronize", end), ("EventElapsedTime", begin, end), ("look",),
     ]  # fmt: skip
@@ -88,34 +88,40 @@ def test_an_eager_sample_in_order(fake: FakeApi, device: Any) -> None:
 def test_a_graph_is_captured_once_and_replayed_for_each_sample(fake: FakeApi, device: Any) -> None:
     series = series_of(GraphSeries, fake, device)
     assert fake.log == [
-        ("prepare",), ("launch", "warm"), ("wait",),
-        ("StreamBeginCapture", STREAM, 2), ("launch", "0"), ("launch", "1"), ("launch", "2"),
+        ("prepare",), ("launch", "lead"), ("wait",),
+        ("StreamBeginCapture", STREAM, 2), ("launch", "early"), ("launch", "lead"),
         ("StreamEndCapture", STREAM), ("GraphInstantiate", 1001, 0), ("GraphUpload", 1002, STREAM),
+        ("StreamBeginCapture", STREAM, 2), ("launch", "0"), ("launch", "1"), ("launch", "2"),
+        ("StreamEndCapture", STREAM), ("GraphInstantiate", 1003, 0), ("GraphUpload", 1004, STREAM),
         ("EventCreate", 0), ("EventCreate", 0),
     ]  # fmt: skip
     fake.log.clear()
     series.sample()
     assert fake.log == [
-        ("snapshot",),  # it is warm of being captured
-        ("EventRecord", 1003, STREAM), ("GraphLaunch", 1002, STREAM), ("EventRecord", 1004, STREAM),
-        ("EventSynchronize", 1004), ("EventElapsedTime", 1003, 1004), ("look",),
-    ]  # fmt: skip
+        ("snapshot",), ("GraphLaunch", 1002, STREAM),
+        ("EventRecord", 1005, STREAM), ("GraphLaunch", 1004, STREAM), ("EventRecord", 1006, STREAM),
+        ("EventSynchronize", 1006), ("EventElapsedTime", 1005, 1006), ("look",),
+    ], "the device is busy with the lead when the region is queued"  # fmt: skip
     first = list(fake.log)
     fake.log.clear()
-    series.sample()
-    assert fake.log == [("launch", "warm"), *first]
+    series.sample(warm=False)
+    assert fake.log == first
+
+
+def test_what_is_warm_already_is_not_warmed_up(fake: FakeApi, device: Any) -> None:
+    series = series_of(EagerSeries, fake, device)
+    fake.log.clear()
+    series.sample(warm=False)
+    assert ("launch", "lead") not in fake.log
+    assert ("EventElapsedTime" in fake.names()) is True
 
 
 @pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
-def test_what_is_warm_already_is_not_warmed_up(kind: Any, fake: FakeApi, device: Any) -> None:
-    series = series_of(kind, fake, device)
-    fake.log.clear()
-    series.sample(warm=False)
-    assert ("launch", "warm") not in fake.log
-    assert ("EventElapsedTime" in fake.names()) is True
+def test_a_series_without_a_lead(kind: Any, fake: FakeApi, device: Any) -> None:
     without = series_of(kind, fake, device, warm=False)
     without.sample()
-    assert ("launch", "warm") not in fake.log
+    assert ("launch", "lead") not in fake.log
+    assert fake.names().count("GraphLaunch") == (kind is GraphSeries)
 
 
 @pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
@@ -150,8 +156,8 @@ def test_a_graph_is_destroyed_when_nothing_of_it_runs(fake: FakeApi, device: Any
     fake.log.clear()
     series.close()
     assert fake.log == [
-        ("wait",), ("GraphExecDestroy", 1002), ("GraphDestroy", 1001), ("EventDestroy", 1003),
-        ("EventDestroy", 1004),
+        ("wait",), ("GraphExecDestroy", 1002), ("GraphDestroy", 1001),
+        ("GraphExecDestroy", 1004), ("GraphDestroy", 1003), ("EventDestroy", 1005), ("EventDestroy", 1006),
     ]  # fmt: skip
 
 
@@ -165,7 +171,7 @@ def test_a_launch_that_fails_while_captured_ends_the_capture(
     # The driver invalidates a capture in which a call failed: ending it says so.
     fake.faults["StreamEndCapture"] = Status(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
     with pytest.raises(type(error)) as caught:
-        GraphSeries(device, Kernel(fake), [launch(fake, "0"), fails, launch(fake, "2")], None)  # type: ignore[arg-type]
+        GraphSeries(device, Kernel(fake), [launch(fake, "0"), fails, launch(fake, "2")], [])  # type: ignore[arg-type]
     assert caught.value is error
     assert fake.names()[-3:] == ["StreamBeginCapture", "launch", "StreamEndCapture"]
 
@@ -188,9 +194,15 @@ def test_a_graph_that_cannot_be_made(call: str, words: str, fake: FakeApi, devic
     [
         ("GraphInstantiate", [("GraphDestroy", 1001)]),
         ("GraphUpload", [("GraphExecDestroy", 1002), ("GraphDestroy", 1001)]),
-        ("EventCreate", [("GraphExecDestroy", 1002), ("GraphDestroy", 1001)]),
+        (
+            "EventCreate",
+            [
+                ("GraphExecDestroy", 1002), ("GraphDestroy", 1001),
+                ("GraphExecDestroy", 1004), ("GraphDestroy", 1003),
+            ],
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_was_made_of_a_graph_goes_when_the_rest_cannot_be_made(
     call: str, given_back: list[tuple[Any, ...]], fake: FakeApi, device: Any
 ) -> None:
