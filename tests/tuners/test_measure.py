@@ -23,8 +23,8 @@ SHORT, LONG = 1e-4, 1e-3
 
 @dataclass
 class Clocked:
-    """A series on a device where a launch takes `seconds`, and at least `queued` if it is queued by itself: which
-    launches it has, and how often it is run."""
+    """A series on a device where a launch takes `seconds`, and at least `queued` if it is queued by itself:
+    which launches it has, and how often it is run."""
 
     device: ClockedDevice
     launches: list[Any]
