@@ -12,8 +12,8 @@ from backends.environment import Environment
 from backends.grouping import SCALED_TYPE, counts_of, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
+from backends.kernels.matrix_core_tile import matrix_types
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
-from backends.kernels.scaled import matrix_types
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem

@@ -73,7 +73,6 @@ struct RegisterStagedTile {
         }
     }
 
-private:
     using Sums = typename I::Sums;
 
     // Adds the products of the block's tiles [mine.begin, mine.end) along k to the wavefront's sums. All of
@@ -124,6 +123,35 @@ private:
         }
     }
 
+    // Stores the wavefront's sums; place(column) is where those from a column of its part on go. The code of
+    // a store is in the program once, not for each group of columns.
+    template <typename PLACE>
+    static GEMMTUNE_DEVICE void store(const Sums (&sum)[kTilesM][kTilesN], Sum* patch, const PLACE& place) {
+        const int lane = lane_index(), row = lane % kFours * 4, column = lane / kFours;
+        GEMMTUNE_ROLL
+        for (int group = 0; group < kTilesN * kHalves; ++group) {
+            if (group > 0) warp_barrier();  // the columns before are read
+            GEMMTUNE_UNROLL
+            for (int here = 0; here < kTilesN * kHalves; ++here) {
+                if (here != group) continue;
+                GEMMTUNE_UNROLL
+                for (int m = 0; m < kTilesM; ++m)
+                    lay_out(sum[m][here / kHalves], here % kHalves, m * I::kLines, patch);
+            }
+            warp_barrier();
+            const auto to = place(group * kColumns);
+            GEMMTUNE_ROLL
+            for (int c = column; c < kColumns; c += kAtOnce) {
+                const Words found = *reinterpret_cast<const Words*>(patch + c * kPitch + row);
+                Sum four[4];
+                GEMMTUNE_UNROLL
+                for (int e = 0; e < 4; ++e) four[e] = __builtin_bit_cast(Sum, found.at[e]);
+                to.store4(row, c, four);
+            }
+        }
+    }
+
+private:
     // The operands of a step's instructions.
     struct Fragments {
         Packed<I::kWords> a[kTilesM][kPerStep], b[kTilesN][kPerStep];
@@ -155,34 +183,6 @@ private:
             for (int m = 0; m < kTilesM; ++m) {
                 GEMMTUNE_UNROLL
                 for (int n = 0; n < kTilesN; ++n) I::multiply(sum[m][n], from.a[m][part], from.b[n][part]);
-            }
-        }
-    }
-
-    // Stores the wavefront's sums; place(column) is where those from a column of its part on go. The code of
-    // a store is in the program once, not for each group of columns.
-    template <typename PLACE>
-    static GEMMTUNE_DEVICE void store(const Sums (&sum)[kTilesM][kTilesN], Sum* patch, const PLACE& place) {
-        const int lane = lane_index(), row = lane % kFours * 4, column = lane / kFours;
-        GEMMTUNE_ROLL
-        for (int group = 0; group < kTilesN * kHalves; ++group) {
-            if (group > 0) wave_sync();  // the columns before are read
-            GEMMTUNE_UNROLL
-            for (int here = 0; here < kTilesN * kHalves; ++here) {
-                if (here != group) continue;
-                GEMMTUNE_UNROLL
-                for (int m = 0; m < kTilesM; ++m)
-                    lay_out(sum[m][here / kHalves], here % kHalves, m * I::kLines, patch);
-            }
-            wave_sync();
-            const auto to = place(group * kColumns);
-            GEMMTUNE_ROLL
-            for (int c = column; c < kColumns; c += kAtOnce) {
-                const Words found = *reinterpret_cast<const Words*>(patch + c * kPitch + row);
-                Sum four[4];
-                GEMMTUNE_UNROLL
-                for (int e = 0; e < 4; ++e) four[e] = __builtin_bit_cast(Sum, found.at[e]);
-                to.store4(row, c, four);
             }
         }
     }
