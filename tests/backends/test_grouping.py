@@ -228,7 +228,7 @@ HERE = {
 MADE = {
     "cpu": {"torch-grouped", "numpy-grouped"},
     "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma", "triton-fused-moe"},
-    "hip": {"torch-grouped", "triton-fused-moe"},
+    "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma", "triton-fused-moe"},
 }
 
 

@@ -54,6 +54,8 @@ OWN = (
     "device/matrix_epilogue.h", "device/register_staged_tile.h", "families/tile_mfma.h",
     "families/tile_wmma.h",
 )  # fmt: skip
+#: Those of the families for groups.
+GROUPED = (*OWN[:-2], "device/grouped.h", "device/grouped_staged_tile.h", "families/grouped_mfma.h")
 
 
 def environment(arch: str) -> Environment:
@@ -107,16 +109,16 @@ extern "C" int ways() {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A text that one of the headers OWN has once, what stands there instead, and the case that shows it."""
+    """A text that one of the headers has once, what stands there instead, and the case that shows it."""
 
     text: str
     wrong: str
     case: str
 
 
-def copied(text: str, wrong: str, name: str) -> str:
-    """The headers OWN with a mistake, in a namespace of their own."""
-    texts = [(HEADERS / header).read_text() for header in OWN]
+def copied(text: str, wrong: str, name: str, headers: Sequence[str] = OWN) -> str:
+    """These headers with a mistake, in a namespace of their own."""
+    texts = [(HEADERS / header).read_text() for header in headers]
     assert sum(one.count(text) for one in texts) == 1, text
     lines = [
         '#include "device/small_types.h"',
@@ -140,12 +142,13 @@ def mistaken(
     mistakes: Sequence[Mistake],
     cases: Mapping[str, tuple[GemmProblem, Values]],
     folder: Path,
+    headers: Sequence[str] = OWN,
 ) -> list[Built]:
     """A kernel for each mistake, all of one library: compiling them together takes a fraction of the time."""
     configurations = []
     for index, mistake in enumerate(mistakes):
         name = f"mistaken{index}"
-        (folder / f"{name}.h").write_text(copied(mistake.text, mistake.wrong, name))
+        (folder / f"{name}.h").write_text(copied(mistake.text, mistake.wrong, name, headers))
         one = family.config(*cases[mistake.case], GPU_ARCHS[arch])
         made = one.instantiation.replace("gemmtune::MatrixTypes", f"gemmtune::{name}::MatrixTypes")
         configurations.append(replace(one, header=f"{name}.h", instantiation=f"{name}::{made}"))

@@ -20,7 +20,10 @@ HOPPER = environment_of("sm_90a")
 BUILT = replace(HOPPER, libraries={"triton": "3.6.0"})
 
 #: Families of AMD's instructions alone, and an architecture that has them.
-ON_AMD = {"tile-mfma": "gfx942", "tile-wmma": "gfx1201"}
+ON_AMD = {
+    **dict.fromkeys(("tile-mfma", "grouped-mfma"), "gfx942"),
+    **dict.fromkeys(("tile-wmma", "grouped-wmma"), "gfx1201"),
+}
 
 
 def test_problems_are_of_every_kind() -> None:
