@@ -35,9 +35,9 @@ PROBLEMS = {
     "bf16 to fp32": from_linear(9, 100, 200, "bf16", dtype_d="fp32"),
     "bf16 batch broadcast": from_bmm(3, 20, 30, 40, "bf16", stride_b=0, activation="relu"),
     "int8": from_linear(31, 70, 90, "int8"),
+    "groups": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1]),
     "int8 in whole vectors": from_linear(32, 64, 96, "int8"),
     "bias along rows": from_mm(30, 50, 20, bias="fp32", bias_axis="m"),
-    "groups": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1]),
 }
 
 
