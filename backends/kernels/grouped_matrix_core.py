@@ -10,13 +10,14 @@ from math import ceil
 from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import counts_of
+from backends.grouping import counts_of, scaled_blocks
 from backends.kernels.family import Values, number
 from backends.kernels.grouped import (
-    COMPUTES,
+    SCALED_COMPUTES,
     GroupedConfig,
     capacity,
     most_tiles,
+    scales_of,
     table_bytes,
     tiles,
     units_of,
@@ -26,6 +27,7 @@ from backends.kernels.legality import arch_of, first, grid_rule, registers_rule,
 from backends.kernels.matrix_core_tile import (
     BLOCK_CLOCKS,
     LINE_BYTES,
+    MOST_SUMS,
     MatrixCoreFamily,
     matrix_types,
 )
@@ -35,6 +37,8 @@ from backends.solution import Parameter
 
 #: Columns of the narrowest tile.
 _NARROW = 16
+#: Elements of k that share a scale of a block.
+SCALE_BLOCK = 128
 #: Blocks of a unit (CU or WGP).
 BLOCKS = (1, 2, 3, 4, 6, 8)
 
@@ -42,7 +46,7 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 class GroupedMatrixCoreFamily(MatrixCoreFamily):
     """What grouped-mfma and grouped-wmma share."""
 
-    computes = COMPUTES
+    computes = (*SCALED_COMPUTES, ("fp8_e4m3_fnuz", "fp32"))
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, or None."""
@@ -89,6 +93,12 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
         t = self.tile(problem, values, arch)
         if (broken := self.tile_rule(t)) is not None:
             return broken
+        if scaled_blocks(problem) and t.bk != SCALE_BLOCK:
+            return f"a tile along k has one scale of blocks: tile_k is {SCALE_BLOCK}, not {t.bk}"
+        sums = t.sums * (2 if scaled_blocks(problem) else 1)  # a tile's sums, and the scaled ones
+        if sums > MOST_SUMS:
+            return f"warp_m x warp_n is {sums} sums of a lane with the scaled ones; at most {MOST_SUMS}"
+        registers = t.registers + sums - t.sums
         shared = t.shared_bytes + table_bytes(problem)
         taken = -(-shared // arch.shared_granule) * arch.shared_granule
         if shared <= arch.block_shared_bytes and blocks * taken > arch.unit_shared_bytes:
@@ -97,7 +107,7 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
             return f"{blocks} blocks have {t.threads} threads each; {arch.name} runs {arch.unit_threads}"
         return first(
             shared_rule(shared, arch),
-            registers_rule(t.registers, t.threads * blocks, arch, t.sums),
+            registers_rule(registers, t.threads * blocks, arch, t.sums),
             grid_rule(most_tiles(t.product, t.bm, t.bn), t.threads, t.product, arch),
         )
 
@@ -106,7 +116,7 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
         instruction."""
         t = self.tile(problem, values, arch)
         sides = (_weights_are_whole(t.product), t.product.whole("b"), t.far)
-        numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages)
+        numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages, scales_of(problem))
         arguments = (matrix_types(problem), capacity(problem), *map(flag, sides), *numbers)
         return GroupedConfig(
             t.product, self.header, f"{self.template}<{', '.join(map(str, arguments))}>", t.threads,

@@ -92,9 +92,9 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"alpha": 2.0}, "alpha", "not scaled"),
     ({"batch": 2}, "batch", "one product"),
     ({"scaling": "tensor"}, "scaling", "no scales"),
-    ({"dtype": "fp32"}, "groups", "bf16, fp16 or fp8_e4m3"),
+    ({"dtype": "fp32"}, "groups", "bf16, fp16, fp8_e4m3, fp8_e4m3_fnuz, or of weights"),
     ({"dtype": "int8", "scaling": "row"}, "groups", "not int8 x int8 in int32"),
-    ({"dtype": "fp8_e4m3_fnuz", "scaling": "row"}, "groups", "not fp8_e4m3_fnuz"),
+    ({"dtype": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2"),
     ({"dtype": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2"),
     ({"dtype": "fp8_e4m3", "dtype_b": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2 x fp8_e4m3"),
     ({"dtype": "fp8_e4m3"}, "scaling", "not none of the weights with none of the rows"),
@@ -250,7 +250,10 @@ def test_no_other_family_takes_a_grouped_product(backend: Backend) -> None:
 def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], backend: Backend) -> None:
     """Those that multiply 8-bit floats are for one matrix."""
     grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
-    made = {"cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"}}.get(backend.name, set())
+    made = {
+        "cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"},
+        "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma"},
+    }.get(backend.name, set())
     environment = HERE[backend.name]
     for name, family in backend.families().items():
         assert family.supports(grouped) == (name in made), name

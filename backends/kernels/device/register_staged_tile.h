@@ -57,8 +57,9 @@ struct RegisterStagedTile {
         const bool idle = i + row >= args.m || j + column >= args.n;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         typename I::Sums sum[kTilesM][kTilesN] = {};
-        if (idle) multiply<true>(args, task.batch, i, j, mine, row, column, shared, sum);
-        else multiply<false>(args, task.batch, i, j, mine, row, column, shared, sum);
+        Nothing nothing;
+        if (idle) multiply<true>(args, task.batch, i, j, mine, row, column, shared, sum, nothing);
+        else multiply<false>(args, task.batch, i, j, mine, row, column, shared, sum, nothing);
         release_reduce(args);
         if (idle) return;
         char* const patch = shared + wave * kPatch;
@@ -75,14 +76,19 @@ struct RegisterStagedTile {
 
     using Sums = typename I::Sums;
 
+    // What becomes of the sums behind a tile along k: nothing, the next tile's are added.
+    struct Nothing {
+        GEMMTUNE_DEVICE void operator()(Sums (&)[kTilesM][kTilesN]) const {}
+    };
+
     // Adds the products of the block's tiles [mine.begin, mine.end) along k to the wavefront's sums. All of
     // the block takes part; afterwards no wavefront reads the tiles in shared memory any more. IDLE wavefronts
     // have a loop of their own: with a condition around the multiplications, compilers would move the sums
-    // between accumulation and other registers at every tile.
-    template <bool IDLE>
+    // between accumulation and other registers at every tile. after(sum) is called behind every tile.
+    template <bool IDLE, typename AFTER>
     static GEMMTUNE_DEVICE void multiply(const ScaledArgs& args, i64 batch, i64 i, i64 j,
                                          const Slice<BK>& mine, int row, int column, char* shared,
-                                         Sums (&sum)[kTilesM][kTilesN]) {
+                                         Sums (&sum)[kTilesM][kTilesN], AFTER& after) {
         const i64 first = static_cast<i64>(mine.begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, i, args.m, first, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, j, args.n, first, args.k);
@@ -98,7 +104,7 @@ struct RegisterStagedTile {
         };
         const auto store = [&](char* to) { a.store(to), b.store(to + TileA::kBytes); };
         const auto multiply = [&](const char* tile) {
-            if constexpr (!IDLE) multiply_tile(tile, row, column, sum);
+            if constexpr (!IDLE) multiply_tile(tile, row, column, sum), after(sum);
         };
         const int tiles = mine.end - mine.begin;
         if (tiles <= 0) return;

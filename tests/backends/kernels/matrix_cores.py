@@ -47,15 +47,19 @@ TYPES = {
     "gfx1100": ("fp16", "bf16", "int8"),
     "gfx1201": ("fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"),
 }
+EPILOGUE = "device/matrix_epilogue.h"
 #: The headers that belong to these families alone, in the order of their includes. (small_types.h specialises
 #: functions of types.h, so it cannot be copied.)
 OWN = (
     "device/matrix_core.h", "device/mfma.h", "device/wmma.h", "device/staged_operand.h",
-    "device/matrix_epilogue.h", "device/register_staged_tile.h", "families/tile_mfma.h",
+    EPILOGUE, "device/register_staged_tile.h", "families/tile_mfma.h",
     "families/tile_wmma.h",
 )  # fmt: skip
-#: Those of the families for groups.
-GROUPED = (*OWN[:-2], "device/grouped.h", "device/grouped_staged_tile.h", "families/grouped_mfma.h")
+#: Those of the families for groups, without the epilogue, whose types a unit names as well.
+GROUPED = (
+    *(name for name in OWN[:-2] if name != EPILOGUE), "device/grouped.h", "device/grouped_staged_tile.h",
+    "families/grouped_mfma.h",
+)  # fmt: skip
 
 
 def environment(arch: str) -> Environment:
@@ -126,6 +130,8 @@ def copied(text: str, wrong: str, name: str, headers: Sequence[str] = OWN) -> st
         '#include "device/global_memory.h"',
         '#include "device/tile_order.h"',
     ]
+    if EPILOGUE not in headers:
+        lines.append(f'#include "{EPILOGUE}"')
     for one in texts:
         inside = one.replace(text, wrong).replace("#pragma once", "")
         inside = "\n".join(line for line in inside.splitlines() if not line.startswith('#include "'))
@@ -150,7 +156,8 @@ def mistaken(
         name = f"mistaken{index}"
         (folder / f"{name}.h").write_text(copied(mistake.text, mistake.wrong, name, headers))
         one = family.config(*cases[mistake.case], GPU_ARCHS[arch])
-        made = one.instantiation.replace("gemmtune::MatrixTypes", f"gemmtune::{name}::MatrixTypes")
+        own = "MatrixTypes" if EPILOGUE in headers else r"k\w+Scale\w*|kUnscaled"
+        made = re.sub(rf"gemmtune::({own})", rf"gemmtune::{name}::\1", one.instantiation)
         configurations.append(replace(one, header=f"{name}.h", instantiation=f"{name}::{made}"))
     for part in ("device", "emulator"):
         (folder / part).symlink_to(HEADERS / part)

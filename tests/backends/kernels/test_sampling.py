@@ -32,7 +32,7 @@ def test_problems_are_of_every_kind() -> None:
     plain = [p for p in found if not p.weight_only and not p.groups]
     kinds = {(p.dtype_a, p.compute) for p in plain}
     grouped = {p.dtype_a for p in found if p.groups and not p.weight_only}
-    assert grouped == {"bf16", "fp16", "fp8_e4m3"}
+    assert grouped == {"bf16", "fp16", "fp8_e4m3", "fp8_e4m3_fnuz"}
     assert {p.dtype_a for p in found if p.groups and p.weight_only} == {"int4", "uint4", "fp4_e2m1"}
     assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8", "fp4_e2m1"}
     assert kinds >= {

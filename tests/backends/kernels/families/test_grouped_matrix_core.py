@@ -41,6 +41,22 @@ SHAPES: dict[str, GemmProblem] = {
     "one group": from_linear(33, 96, 192, "bf16", groups=1),
     "few of k": from_linear(20, 48, 7, "bf16", groups=5),
 }
+BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
+ROWS: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer"}
+
+
+def bytes_of(kind: str) -> list[GemmProblem]:
+    """8-bit floats with scales: blocks that are whole and not, rows."""
+    return [
+        from_linear(23, 150, 264, kind, groups=4, routing=[0, 20, 2, 1], dtype_d="fp32", **BLOCKS),
+        from_linear(35, 40, 71, kind, groups=4, routing=[0, 0, 34, 1], **ROWS),
+        from_linear(83, 300, 405, kind, groups=6, routing=[0, 70, 0, 1, 12, 0], ldb=433, ldd=311, **BLOCKS),
+        from_linear(90, 33, 272, kind, groups=40, dtype_d="fp16", **ROWS),
+    ]
+
+
+#: Architecture -> the 8-bit floats of its instructions.
+BYTES = {"gfx942": "fp8_e4m3_fnuz", "gfx950": "fp8_e4m3", "gfx1201": "fp8_e4m3"}
 #: In every run; the others are in `make exhaustive`.
 SOME = {"gfx942": 2, "gfx950": 1, "gfx1100": 1, "gfx1201": 3}
 CHOSEN: dict[str, Parameter] = {
@@ -79,6 +95,26 @@ def test_every_kind_of_groups(arch: str, seed: int, tmp_path: Path) -> None:
     assert findings(OF[arch], arch, found, tmp_path) == []
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
+def test_8_bit_floats_have_scales_of_their_group(arch: str, tmp_path: Path) -> None:
+    found = [
+        (problem, legal_values(OF[arch], problem, environment(arch), 1, seed)[0])
+        for seed, problem in enumerate(bytes_of(BYTES[arch])[:2])
+    ]
+    assert findings(OF[arch], arch, found, tmp_path) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", BYTES)
+def test_every_kind_of_scales(arch: str, tmp_path: Path) -> None:
+    found = [
+        (problem, values)
+        for problem in bytes_of(BYTES[arch])
+        for values in legal_values(OF[arch], problem, environment(arch), 2, 1)
+    ]
+    assert findings(OF[arch], arch, found, tmp_path) == []
+
+
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """One kernel for any sizes and counts."""
@@ -112,7 +148,17 @@ def test_ends_that_lead_out_of_the_operands_are_clamped(
     assert wrong_of(replace(chosen, found=config), problem) == ""
 
 
-CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {"skewed": (SKEWED, CHOSEN)}
+CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
+    "skewed": (SKEWED, CHOSEN),
+    "blocks": (
+        from_linear(44, 150, 400, "fp8_e4m3_fnuz", groups=3, routing=[2, 40, 2], **BLOCKS),
+        {**CHOSEN, "tile_k": 128},
+    ),
+    "rows": (
+        from_linear(35, 40, 72, "fp8_e4m3_fnuz", groups=4, routing=[0, 2, 32, 1], **ROWS),
+        {**CHOSEN, "tile_k": 128},
+    ),
+}
 MISTAKES = (
     Mistake("at.group * args.stride_a", "0 * args.stride_a", "skewed"),
     Mistake("first * args.ldb", "at.column * args.ldb", "skewed"),
@@ -120,6 +166,14 @@ MISTAKES = (
     Mistake("own.n = at.columns", "own.n = BN", "skewed"),
     Mistake("            block_barrier();  // sums have been read", "            //", "skewed"),
     Mistake("(all.gemm.k) - 1) / BK + 1", "(all.gemm.k) - 1) / BK", "skewed"),
+    Mistake("(tile.group * down + ", "(0 * down + ", "blocks"),
+    Mistake("(tile.row + row) / kScaleBlock", "0", "blocks"),
+    Mistake("(tile.start) + tile.column) * tiles", "(tile.column)) * tiles", "blocks"),
+    Mistake("column + n * I::kLines + I::column(lane_index())", "column + I::column(lane_index())", "blocks"),
+    Mistake("            request();\n            GEMMTUNE_UNROLL", "            GEMMTUNE_UNROLL", "blocks"),
+    Mistake("                    sum[m][n] = {};\n", "", "blocks"),
+    Mistake("static_cast<i64>(at.group) * args.m, own", "0, own", "rows"),
+    Mistake("all.scale_b + first, own", "all.scale_b, own", "rows"),
     Mistake(
         "const int start = group > 0 ? ends[group - 1] : 0, first", "const int start = 0, first", "skewed"
     ),
@@ -134,7 +188,12 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
 
 @pytest.mark.parametrize("index", range(len(MISTAKES)))
 def test_a_mistake_shows(index: int, mistaken: list[Built]) -> None:
-    assert wrong_of(mistaken[index], SKEWED) != "", MISTAKES[index]
+    assert wrong_of(mistaken[index], CASES[MISTAKES[index].case][0]) != "", MISTAKES[index]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_of_mistakes_are_right_without(name: str, tmp_path: Path) -> None:
+    assert findings(MFMA, "gfx942", [CASES[name]], tmp_path) == []
 
 
 # ---- what is refused and listed -------------------------------------------------------------------
@@ -145,6 +204,11 @@ def test_a_mistake_shows(index: int, mistaken: list[Built]) -> None:
     [
         (from_linear(60, 136, 264, "bf16"), {}, "gfx942", "this is a product of one matrix"),
         (mxfp4(64, 1536, 2080, groups=8), {}, "gfx942", "our kernels multiply .*, not fp4_e2m1 x bf16"),
+        (bytes_of("fp8_e4m3")[0], {"tile_k": 128}, "gfx942", "gfx942 has no mfma instruction for fp8_e4m3"),
+        (bytes_of("fp8_e4m3")[0], {"tile_k": 64}, "gfx950",
+         "a tile along k has one scale of blocks: tile_k is 128, not 64"),
+        (bytes_of("fp8_e4m3")[0], {"tile_k": 128, "tile_m": 256, "tile_n": 64, "warp_m": 128, "warp_n": 64},
+         "gfx950", "warp_m x warp_n is 256 sums of a lane with the scaled ones; at most 128"),
         (SKEWED, {}, "gfx1100", "gfx1100 has no mfma instruction for bf16"),
         (SKEWED, {"warp_m": 128}, "gfx942", "tile_m 64 is no multiple of warp_m 128"),
         (SKEWED, {"tile_n": 16, "warp_n": 16, "warp_m": 16, "instruction": 32}, "gfx942",
@@ -178,6 +242,9 @@ def test_candidates_are_legal_and_of_every_width(arch: str) -> None:
         assert max(int(values["tile_n"] or 0) for values in listed) == most
         assert all(OF[arch].rule(problem, values, environment(arch)) is None for values in listed)
     assert list(OF[arch].solutions(from_linear(64, 1536, 2048, "bf16"), environment(arch))) == []
+    for scales in (BLOCKS, ROWS) if arch in BYTES else ():
+        problem = from_linear(4096, 1536, 2048, BYTES[arch], groups=128, **scales)
+        assert len(list(OF[arch].candidates(problem, environment(arch)))) > 10
     other = WMMA if OF[arch] is MFMA else MFMA
     assert list(other.candidates(SKEWED, environment(arch))) == []
 
@@ -196,6 +263,7 @@ def test_weights_of_groups_that_begin_anywhere_are_loaded_unaligned() -> None:
 @pytest.mark.parametrize(
     ("arch", "values", "instruction"),
     [
+        ("gfx942", {"tile_k": 128, "instruction": 32}, "v_mfma_f32_32x32x16_fp8_fp8"),
         ("gfx942", {"instruction": 16, "tile_n": 16}, "v_mfma_f32_16x16x16_bf16"),
         ("gfx1100", {"tile_n": 16}, "v_wmma_f32_16x16x16_bf16"),
         pytest.param(
@@ -209,5 +277,7 @@ def test_code_has_the_instruction_and_spills_nothing(
 ) -> None:
     if (why := clang.missing(arch)) is not None:
         pytest.skip(why)
-    problem = from_linear(64 if "tile_n" in values else 8192, 1536, 2048, "bf16", groups=8)
+    kind = "fp8_e4m3_fnuz" if "fp8" in instruction else "bf16"
+    scales = BLOCKS if "fp8" in instruction else {}
+    problem = from_linear(64 if "tile_n" in values else 8192, 1536, 2048, kind, groups=8, **scales)
     matrix_cores.check_code(OF[arch], arch, problem, values, instruction, cache)
