@@ -11,9 +11,9 @@ call may have any counts of rows, also none for some groups. Rows after the last
 In canonical terms the weights are A, transposed, `groups` of them `stride_a` elements apart; the rows are the
 n columns of B and of D.
 
-Operands of fp8_e4m3 have scales in fp32. A block of 128 x 128 weights has one, [groups, n/128, k/128], and
-128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what DeepSeek-V3 ships); or every row
-of weights has one, [groups, n], and every row of x, [m] (outer).
+Operands of fp8_e4m3, or on gfx942 of fp8_e4m3_fnuz, have scales in fp32. A block of 128 x 128 weights has
+one, [groups, n/128, k/128], and 128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what
+DeepSeek-V3 ships); or every row of weights has one, [groups, n], and every row of x, [m] (outer).
 
 Weights of 4 bits beside rows of bf16 or fp16 are stored as quantisation.py says, those of one group after
 those of another: scales, of 32, 64 or 128 elements of k each, are [groups, n, k / 32], and zero points
@@ -51,8 +51,9 @@ NO_ROUTING, NAMED = "none", ("uniform", "skewed")
 MOST_GROUPS = 1023
 #: The standard deviation of the logarithm of skewed popularities.
 SKEW = 1.2
-#: Types of operands without scales, and the type of those that have scales.
+#: Types of operands without scales, and the type of those that have scales; with it the format of gfx942.
 TYPES, SCALED_TYPE = ("bf16", "fp16"), "fp8_e4m3"
+SCALED_TYPES = (SCALED_TYPE, "fp8_e4m3_fnuz")
 #: Types of quantised weights, beside rows of TYPES.
 QUANTISED_TYPES = ("int4", "uint4", "fp4_e2m1")
 #: Scales of the weights and of the rows, in canonical terms.
@@ -93,10 +94,10 @@ def check_groups(p: ProblemFields) -> None:
                 f"routing {p.routing}: only a grouped product has one; give groups", "routing"
             )
         return
-    one_type = p.dtype_a in (*TYPES, SCALED_TYPE) and p.dtype_b == p.dtype_a
+    one_type = p.dtype_a in (*TYPES, *SCALED_TYPES) and p.dtype_b == p.dtype_a
     if not (one_type or quantised_groups(p)) or p.compute != "fp32":
         raise InvalidProblem(
-            f"groups {p.groups}: grouped products are of {', '.join(TYPES)} or {SCALED_TYPE}, or of weights "
+            f"groups {p.groups}: grouped products are of {', '.join((*TYPES, *SCALED_TYPES))}, or of weights "
             f"of {', '.join(QUANTISED_TYPES)} by {' or '.join(TYPES)}, in fp32, not {p.dtype_a} x "
             f"{p.dtype_b} in {p.compute}",
             "groups",
@@ -138,7 +139,7 @@ def _check_scales(p: ProblemFields) -> None:
         return
     if (p.scale_a, p.scale_b) not in SCALES:
         raise InvalidProblem(
-            f"grouped products of {SCALED_TYPE} have scales of blocks (block_128x128 of the weights with "
+            f"grouped products of {p.dtype_a} have scales of blocks (block_128x128 of the weights with "
             f"block_1x128 of the rows) or of both's rows (outer), not {p.scale_a} of the weights with "
             f"{p.scale_b} of the rows",
             "scale_a",
@@ -149,7 +150,7 @@ def _check_scales(p: ProblemFields) -> None:
         )
     if p.dtype_d not in _SCALED_OUTPUTS:
         raise InvalidProblem(
-            f"dtype_d {p.dtype_d}: grouped products of {SCALED_TYPE} have outputs of "
+            f"dtype_d {p.dtype_d}: grouped products of {p.dtype_a} have outputs of "
             f"{', '.join(_SCALED_OUTPUTS)}",
             "dtype_d",
         )

@@ -13,8 +13,14 @@ from backends.gpu.library import LibraryFamily, untold_partial_sums
 from backends.gpu.torch_dequantise import Empty, buffers, plain_of
 from backends.gpu.torch_gemm import TorchRuntime
 from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
-from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
-from backends.grouping import SCALED_TYPE, TYPES, quantised_groups, scaled_blocks, spans_of
+from backends.gpu.torch_scaled_grouped import (
+    DEQUANTISED_CALL,
+    SCALED_CALLS,
+    dequantised_steps,
+    scaled_rule,
+    scaled_steps,
+)
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, TYPES, quantised_groups, scaled_blocks, spans_of
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -32,9 +38,9 @@ _GROUPED_MM, _ARCHS = (2, 8), ("sm_90", "sm_100")
 class TorchGrouped(LibraryFamily):
     """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
     has rows; the host knows the counts, as it does in no model that runs as a graph). Of 8-bit floats with
-    scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group. Of 4-bit weights:
-    dequantise_grouped_mm | dequantise_loop, into a buffer by elementwise operations before those of 16-bit
-    floats."""
+    scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group; with ROCm dequantise_fp32_loop.
+    Of 4-bit weights: dequantise_grouped_mm | dequantise_loop, into a buffer by elementwise operations before
+    those of 16-bit floats."""
 
     name = "torch-grouped"
     library = "torch"
@@ -45,17 +51,18 @@ class TorchGrouped(LibraryFamily):
         self._cuda = platform == "CUDA"
 
     def _calls(self, problem: GemmProblem) -> tuple[str, ...]:
-        if problem.dtype_a == SCALED_TYPE:
-            return SCALED_CALLS if self._cuda else ()
+        if problem.dtype_a in SCALED_TYPES:
+            return SCALED_CALLS if self._cuda else (DEQUANTISED_CALL,)
         if problem.weight_only:
             return WEIGHT_CALLS if self._cuda else WEIGHT_CALLS[1:]
         return CALLS if self._cuda else CALLS[1:]
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether the problem is a grouped product whose output has the type of its operands (of the rows,
-        beside quantised weights), or bf16 for 8-bit floats."""
-        if problem.dtype_a == SCALED_TYPE:
-            return self._cuda and problem.groups > 0 and problem.dtype_d == "bf16"
+        beside quantised weights), or bf16 for 8-bit floats on CUDA."""
+        if problem.dtype_a in SCALED_TYPES:
+            known = problem.dtype_a == SCALED_TYPE and problem.dtype_d == "bf16"
+            return problem.groups > 0 and (known or not self._cuda)
         plain = problem.groups > 0 and problem.dtype_a in TYPES
         return (plain or quantised_groups(problem)) and problem.dtype_d == problem.dtype_b
 
@@ -78,7 +85,7 @@ class TorchGrouped(LibraryFamily):
         if len(solution.parameters) != 1 or call not in calls:
             known = ", ".join(calls)
             return f"a torch-grouped solution has call, one of {known}, not {solution.parameters}"
-        if problem.dtype_a == SCALED_TYPE:
+        if call in SCALED_CALLS:
             return scaled_rule(problem, str(call), environment)
         if call == "dequantise_grouped_mm":
             return _grouped_mm_rule(plain_of(problem), environment)
@@ -105,7 +112,7 @@ def _grouped_mm_rule(p: GemmProblem, environment: Environment) -> str | None:
 
 
 class TorchGroupedKernel:
-    """One of CALLS, SCALED_CALLS or WEIGHT_CALLS for one problem."""
+    """One of CALLS, SCALED_CALLS, DEQUANTISED_CALL or WEIGHT_CALLS for one problem."""
 
     workspace_bytes = 0
 
@@ -155,6 +162,9 @@ class TorchGroupedKernel:
         p = self._problem
         if self._call in SCALED_CALLS:
             return scaled_steps(torch, p, self._call, tensors)
+        if self._call == DEQUANTISED_CALL:
+            self._empty = buffers(torch) if self._empty is None else self._empty
+            return dequantised_steps(torch, p, tensors, self._empty)
         if self._call in WEIGHT_CALLS:
             self._empty = buffers(torch) if self._empty is None else self._empty
             return weight_steps(torch, p, self._call, tensors, self._empty)

@@ -2,7 +2,8 @@
 
 Dequantising the operands to bf16 before torch._grouped_mm is none of them: it rounds every scaled weight, so
 that sums are beyond the bounds of what is verified; and it takes longer than the product of bf16, which
-benchmarks/grouped.py measures beside this one.
+benchmarks/grouped.py measures beside this one. No call of a ROCm build of torch takes scales of blocks: there
+operands are dequantised to fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from backends.environment import Environment
+from backends.gpu.torch_dequantise import Empty, Steps, buffers
 from backends.gpu.torch_gemm import TorchMatmul
 from backends.grouping import NO_ROUTING, SCALED_TYPE, scaled_blocks, spans_of
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm
@@ -23,6 +25,8 @@ from backends.solution import Solution
 #: counts the host knows, as it does in no model that runs as a graph. The first that takes a problem is a
 #: user's default.
 SCALED_CALLS = ("scaled_grouped_mm", "scaled_loop")
+#: With ROCm: elementwise operations to fp32, and torch.mm of every group that has rows.
+DEQUANTISED_CALL = "dequantise_fp32_loop"
 #: The first torch with calls for groups of rows.
 _GROUPED_MM = (2, 8)
 #: Elements of k that share a scale, and those whose scales of weights torch._scaled_mm takes as they
@@ -30,8 +34,6 @@ _GROUPED_MM = (2, 8)
 _BLOCK, _WHOLE_BLOCKS = 128, 512
 #: cuBLASLt multiplies numbers of rows with scales of blocks that are multiples of 4; of 8 it was measured.
 _ROWS = 8
-
-Steps = list[Callable[[], Any]]
 
 
 def scaled_rule(p: GemmProblem, call: str, environment: Environment) -> str | None:
@@ -80,6 +82,40 @@ def scaled_steps(torch: Any, p: GemmProblem, call: str, tensors: Mapping[str, An
     x, weights, d, offsets = (tensors[name] for name in ("b", "a", "d", "offsets"))
     of_x, of_w, kind, multiply = tensors["scale_b"], tensors["scale_a"], d.dtype, torch._scaled_grouped_mm
     return [lambda: d.copy_(multiply(x, weights.mT, of_x, of_w, offs=offsets, out_dtype=kind))]
+
+
+def dequantised_steps(
+    torch: Any, p: GemmProblem, tensors: Mapping[str, Any], empty: Empty | None = None
+) -> Steps:
+    """What DEQUANTISED_CALL launches, in order: rows of X times their scales in a buffer, weights of a group
+    times theirs in another, and their product, which is rounded to D. tensors: as of scaled_steps(). `empty`
+    makes the buffers, for launches that share them."""
+    empty, blocks = buffers(torch) if empty is None else empty, scaled_blocks(p)
+    x, weights, d = (tensors[name] for name in ("b", "a", "d"))
+    of_x, of_w, kind = tensors["scale_b"], tensors["scale_a"], torch.float32
+    down, along = (-(-size // _BLOCK) for size in (p.m, p.k))
+    tall, wide = (down * _BLOCK, along * _BLOCK) if blocks else (p.m, p.k)
+    rows, whole = empty("rows", (p.n, wide), kind, x.device), empty("weights", (tall, wide), kind, x.device)
+    sums = empty("sums", (p.n, p.m), kind, x.device)
+    rows.zero_(), whole.zero_()  # what lies behind a partial block is scaled, and never multiplied
+    scaled_rows = rows.view(p.n, along, _BLOCK) if blocks else rows
+    scaled_weights = whole.view(down, _BLOCK, along, _BLOCK) if blocks else whole
+    found: Steps = [
+        lambda: rows[:, : p.k].copy_(x),
+        lambda: scaled_rows.mul_(of_x[..., None]),
+    ]
+
+    def of_group(group: int, start: int, end: int) -> Steps:
+        own = of_w[group][:, None, :, None] if blocks else of_w[group][:, None]
+        left, right, out = rows[start:end, : p.k], whole[: p.m, : p.k], sums[start:end]
+        return [
+            lambda: right.copy_(weights[group]),
+            lambda: scaled_weights.mul_(own),
+            lambda: torch.mm(left, right.t(), out=out),
+            lambda: d[start:end].copy_(out),
+        ]
+
+    return found + [step for span in spans_of(p) for step in of_group(*span)]
 
 
 def _rows_of_group(

@@ -18,9 +18,11 @@ from backends.gpu.compiled_family import compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.torch_grouped import TorchGrouped
+from backends.gpu.torch_scaled_grouped import DEQUANTISED_CALL
 from backends.gpu.torch_weights import TorchWeights
 from backends.gpu.triton_family import block_fp8_baseline, fused_moe_baselines, triton_families
 from backends.gpu.user_kernel import user_family
+from backends.grouping import SCALED_TYPES
 from backends.hip.driver import HipDriver
 from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic, first_heuristic
 from backends.hip.rocblas import Rocblas, RocblasDefault, default_solution
@@ -114,6 +116,7 @@ class HipBackend:
             looked_for.insert(0, Baseline(f"{name}, dequantise", solution, framework=True))
         if problem.groups:
             call = "dequantise_loop" if problem.weight_only else "loop"
+            call = DEQUANTISED_CALL if problem.dtype_a in SCALED_TYPES else call
             solution = Solution(TorchGrouped.name, 1, {"call": call}, torch)
             looked_for.insert(0, Baseline(f"{name}, {call}", solution, framework=True))
         return [

@@ -9,11 +9,11 @@ from functools import lru_cache
 from math import ceil
 
 from backends.environment import Environment
-from backends.grouping import SCALED_TYPE, counts_of, scaled_blocks
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
+from backends.kernels.matrix_core_tile import matrix_types
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
-from backends.kernels.scaled import matrix_types
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -80,7 +80,7 @@ class GroupedConfig(KernelConfig):
         p = self.product.problem
         if p.weight_only:
             return GroupedWeightArgs
-        return ScaledGroupedArgs if p.dtype_a == SCALED_TYPE else GroupedArgs
+        return ScaledGroupedArgs if p.dtype_a in SCALED_TYPES else GroupedArgs
 
     @property
     def argument_bytes(self) -> int:
@@ -110,18 +110,18 @@ class GroupedConfig(KernelConfig):
     def sums(self) -> str:
         """The class of a second launch, which these families never make."""
         p = self.product.problem
-        return f"gemmtune::AddSlices<{matrix_types(p)}>" if p.dtype_a == SCALED_TYPE else super().sums
+        return f"gemmtune::AddSlices<{matrix_types(p)}>" if p.dtype_a in SCALED_TYPES else super().sums
 
 
 def types_of(p: GemmProblem) -> str:
     """The types of the product's elements as template argument: Types<...>, or MatrixTypes<...> of 8-bit
     floats."""
-    return matrix_types(p) if p.dtype_a == SCALED_TYPE else OrientedGemm(p).types
+    return matrix_types(p) if p.dtype_a in SCALED_TYPES else OrientedGemm(p).types
 
 
 def scales_of(p: GemmProblem) -> str:
     """grouped.h: enum GroupedScales, for the problem."""
-    if p.dtype_a != SCALED_TYPE:
+    if p.dtype_a not in SCALED_TYPES:
         return "gemmtune::kUnscaled"
     return "gemmtune::kBlockScales" if scaled_blocks(p) else "gemmtune::kRowScales"
 
@@ -141,7 +141,7 @@ def unsupported_groups(p: GemmProblem, computes: tuple[tuple[str, str], ...]) ->
     of 8-bit floats has no scales or output but those that kernels have.)"""
     if p.groups == 0:
         return "these kernels multiply rows of groups by the groups' weights; this is a product of one matrix"
-    if p.dtype_a == SCALED_TYPE and (p.dtype_a, p.compute) in computes:
+    if p.dtype_a in SCALED_TYPES and (p.dtype_a, p.compute) in computes:
         return None
     return unsupported_types(p, computes)
 

@@ -56,7 +56,7 @@ _ADDRESSES = 32
 
 #: Clocks that a load takes to arrive, that a barrier costs, that a block takes to start and end, and that the
 #: second launch of a split product takes. Estimates; nothing is measured on AMD hardware.
-_ARRIVAL, _BARRIER, _BLOCK, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
+_ARRIVAL, _BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
 #: How sharply the longest of what overlaps hides the others.
 _OVERLAP = 4.0
 
@@ -81,6 +81,12 @@ class ScaledArgs(GemmArgs):
         )
         args.scale_row, args.scale_column = int(problem.scale_a == "outer"), int(problem.scale_b == "outer")
         return args
+
+
+def matrix_types(p: GemmProblem) -> str:
+    """matrix_epilogue.h: MatrixTypes<...> of the problem."""
+    kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
+    return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
 
 
 def kind_of(dtype: str) -> str:
@@ -211,9 +217,9 @@ class MatrixTile:
         if splits > 1:
             last = _SECOND_LAUNCH + 2 * p.partial_bytes(splits) / (units * self.arch.rates.memory_bytes)
         steps = ceil(ceil(p.k / self.bk) / splits)
-        return (waves + ceil(waves)) / 2 * (steps * self._step_clocks(here) + _BLOCK) + last
+        return (waves + ceil(waves)) / 2 * (steps * self.step_clocks(here) + BLOCK_CLOCKS) + last
 
-    def _step_clocks(self, here: int) -> float:
+    def step_clocks(self, here: int) -> float:
         """Clocks of a step along k of `here` blocks of one unit: multiplications, shared memory (twice the
         bytes a clock of the L1 cache), L2 (half as many) or a load's latency, whichever is longest."""
         rates, kind = self.arch.rates, kind_of(self.product.problem.dtype_a)
@@ -292,7 +298,7 @@ class MatrixCoreFamily(KernelFamily):
             if self.rule(problem, values, environment) is None:
                 t = self.tile(problem, values, arch)
                 found.append((t.clocks(number(values, "splits"), environment), values))
-        chosen = self._varied(found)
+        chosen = self.varied(found)
         if chosen:  # the order of blocks matters little, or nothing else does
             chosen.append({**chosen[0], "group": 1})
         yield from chosen
@@ -311,7 +317,7 @@ class MatrixCoreFamily(KernelFamily):
                 if splits == 1 or problem.k >= 4 * splits * line // size:
                     yield {name: values[name] for name in self.choices}
 
-    def _varied(self, found: list[tuple[float, dict[str, Parameter]]]) -> list[dict[str, Parameter]]:
+    def varied(self, found: list[tuple[float, dict[str, Parameter]]]) -> list[dict[str, Parameter]]:
         """At most MOST - 1 of those found, the fewest clocks first, and MOST_OF_SHAPE of every tile."""
         chosen: list[dict[str, Parameter]] = []
         tried: Counter[tuple[Parameter, ...]] = Counter()
@@ -325,10 +331,24 @@ class MatrixCoreFamily(KernelFamily):
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the instruction, the tile in whole parts, its depth, threads,
         shared memory, registers, grid."""
+        broken = self.instruction_rule(problem, values, environment)
+        if broken is not None:
+            return broken
+        t = self.tile(problem, values, arch_of(environment))
+        return first(
+            self.tile_rule(t),
+            grid_rule(t.blocks, t.threads, t.product, t.arch, number(values, "splits")),
+        )
+
+    def instruction_rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The architecture has the instruction for the input types."""
         arch = arch_of(environment)
         if self.shape(problem, values, arch) is None:
-            return f"{arch.name} has no {self.name.removeprefix('tile-')} instruction for {problem.dtype_a}"
-        t = self.tile(problem, values, arch)
+            return f"{arch.name} has no {self.name.partition('-')[2]} instruction for {problem.dtype_a}"
+        return None
+
+    def tile_rule(self, t: MatrixTile) -> str | None:
+        """The rule that a tile breaks, or None: whole parts, its depth, threads, shared memory, registers."""
         whole = first(
             whole_rule(t.bm, t.wm, "tile_m", "warp_m"), whole_rule(t.bn, t.wn, "tile_n", "warp_n"),
             whole_rule(t.wm, t.shape[0], "warp_m", "the instruction's rows,"),
@@ -337,13 +357,12 @@ class MatrixCoreFamily(KernelFamily):
         if whole is not None:
             return whole
         if t.line_bytes not in LINE_BYTES:
-            return f"tile_k is 64, 128 or 256 bytes of {problem.dtype_a}, not {t.line_bytes}"
+            return f"tile_k is 64, 128 or 256 bytes of {t.product.problem.dtype_a}, not {t.line_bytes}"
         return first(
-            threads_rule(t.threads, arch),
-            shared_rule(t.shared_bytes, arch),
+            threads_rule(t.threads, t.arch),
+            shared_rule(t.shared_bytes, t.arch),
             self._sums_rule(t),
-            registers_rule(t.registers, t.threads, arch, t.sums),
-            grid_rule(t.blocks, t.threads, t.product, arch, number(values, "splits")),
+            registers_rule(t.registers, t.threads, t.arch, t.sums),
         )
 
     def _sums_rule(self, t: MatrixTile) -> str | None:
@@ -356,12 +375,11 @@ class MatrixCoreFamily(KernelFamily):
         """The instantiation, one block for each tile and slice of k. Raises ValueError where the architecture
         has no instruction."""
         t = self.tile(problem, values, arch)
-        p, product = problem, t.product
-        kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
-        types = f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
+        product = t.product
         sides = (product.a_along_k, product.b_along_k, product.whole("a"), product.whole("b"), t.far)
         numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages, number(values, "group"))
-        text = f"{self.template}<{types}, {', '.join(map(flag, sides))}, {', '.join(map(str, numbers))}>"
+        arguments = (matrix_types(problem), *map(flag, sides), *numbers)
+        text = f"{self.template}<{', '.join(map(str, arguments))}>"
         return MatrixCoreConfig(
             product, self.header, text, t.threads, t.shared_bytes, t.blocks, number(values, "splits"), t.bk
         )

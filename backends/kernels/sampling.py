@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from backends.environment import Environment
 from backends.errors import InvalidProblem
+from backends.grouping import SCALED_TYPES
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Parameter, Solution
 
@@ -99,7 +100,7 @@ def problems() -> tuple[GemmProblem, ...]:
     modes = (("block_1x128", "block_128x128"), ("outer", "outer"))
     for (of_x, of_w), (m, n, k, groups, routing) in product(modes, _GROUPED):
         how = {"groups": groups, "routing": routing, "scale_a": of_x, "scale_b": of_w}
-        found.append(from_linear(m, n, k // 16 * 16, "fp8_e4m3", **how))
+        found += [from_linear(m, n, k // 16 * 16, kind, **how) for kind in SCALED_TYPES]
     for x, (kind, scale, scales, zero), (m, n, k, groups, routing) in product(
         ("bf16", "fp16"), _WEIGHTS, _GROUPED
     ):

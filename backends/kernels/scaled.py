@@ -10,7 +10,7 @@ from backends.environment import Environment
 from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import capability
-from backends.kernels.matrix_core_tile import MATRIX_TYPES, ScaledArgs
+from backends.kernels.matrix_core_tile import ScaledArgs
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.operands import Operands
 from backends.problem import GemmProblem
@@ -40,12 +40,6 @@ class ScaledConfig(KernelConfig):
     def sums(self) -> str:
         """The class of the second launch."""
         return "Chosen::SecondLaunch"
-
-
-def matrix_types(p: GemmProblem) -> str:
-    """matrix_epilogue.h: MatrixTypes<...> of the problem."""
-    kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
-    return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
 
 
 def blocks(p: GemmProblem) -> bool:

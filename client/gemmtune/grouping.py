@@ -13,7 +13,8 @@ from gemmtune.weights import GROUPS, is_weight
 #: The named distributions of rows over groups, the most groups and rows, the types of the operands.
 _ROUTINGS, _MOST_GROUPS, _MOST_ROWS, _TYPES = ("uniform", "skewed"), 1023, 2**31 - 1, ("bf16", "fp16")
 #: The type of operands with scales, the scales of the weights and of the rows, and the outputs.
-_SCALED_TYPE, _SCALES = "fp8_e4m3", (("block_128x128", "block_1x128"), ("outer", "outer"))
+_SCALED_TYPES = ("fp8_e4m3", "fp8_e4m3_fnuz")
+_SCALES = (("block_128x128", "block_1x128"), ("outer", "outer"))
 _SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 #: Types of quantised weights, beside rows of _TYPES.
 _WEIGHT_TYPES = ("int4", "uint4", "fp4_e2m1")
@@ -39,11 +40,11 @@ def check_groups(p: Mapping[str, Any]) -> None:
     if not groups:
         return
     quantised = p["dtype_a"] in _WEIGHT_TYPES and is_weight(p["dtype_a"], p["dtype_b"])
-    one_type = p["dtype_a"] in (*_TYPES, _SCALED_TYPE) and p["dtype_b"] == p["dtype_a"]
+    one_type = p["dtype_a"] in (*_TYPES, *_SCALED_TYPES) and p["dtype_b"] == p["dtype_a"]
     if not (one_type or quantised) or p["compute"] != "fp32":
         raise ProblemError(
-            f"groups {groups}: grouped products are of bf16, fp16 or {_SCALED_TYPE}, or of weights of "
-            f"{', '.join(_WEIGHT_TYPES)} by bf16 or fp16, in fp32, not {p['dtype_a']} x {p['dtype_b']}",
+            f"groups {groups}: grouped products are of {', '.join((*_TYPES, *_SCALED_TYPES))}, or of weights "
+            f"of {', '.join(_WEIGHT_TYPES)} by bf16 or fp16, in fp32, not {p['dtype_a']} x {p['dtype_b']}",
             "groups",
         )
     plain = {
@@ -81,14 +82,14 @@ def check_groups(p: Mapping[str, Any]) -> None:
 def _check_scales(p: Mapping[str, Any]) -> None:
     if (p["scale_a"], p["scale_b"]) not in _SCALES or p["scale_dtype"] != "fp32":
         raise ProblemError(
-            f"grouped products of {_SCALED_TYPE} have fp32 scales of blocks (block_128x128 of weights with "
+            f"grouped products of {p['dtype_a']} have fp32 scales of blocks (block_128x128 of weights with "
             f"block_1x128 of the rows) or of both's rows (outer), not {p['scale_a']} with {p['scale_b']} of "
             f"{p['scale_dtype']}",
             "scale_a",
         )
     if p["dtype_d"] not in _SCALED_OUTPUTS:
         raise ProblemError(
-            f"dtype_d {p['dtype_d']}: grouped products of {_SCALED_TYPE} have outputs of "
+            f"dtype_d {p['dtype_d']}: grouped products of {p['dtype_a']} have outputs of "
             f"{', '.join(_SCALED_OUTPUTS)}",
             "dtype_d",
         )

@@ -21,7 +21,9 @@ ROOT = Path(backends.__file__).parent.parent
 WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv")
 BYTES = ("bytes-ring",)
 OF_WEIGHTS = "grouped-dequant-wgmma"
-GROUPED = ("grouped-wgmma", "grouped-ring", "grouped-tile", "triton-fused-moe")
+GROUPED = (
+    "grouped-wgmma", "grouped-ring", "grouped-tile", "grouped-mfma", "grouped-wmma", "triton-fused-moe",
+)  # fmt: skip
 
 
 def test_every_family_is_there_once_with_its_source() -> None:

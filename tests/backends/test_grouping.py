@@ -44,6 +44,7 @@ FORMS = (
     {**W4, "ldb": 160, "strides": {"b": 160 * 96 + 32}, "scaling": {"b": "group_32", "dtype": "fp16"}},
     {**W4, "dtype_b": "int4", "scaling": {"b": "group_128", "dtype": "fp32"}, "routing": "skewed"},
     BLOCKS, {**FP8, "scaling": "row"}, {**BLOCKS, "dtype_d": "fp32", "routing": [8] * 8},
+    {**BLOCKS, "dtype": "fp8_e4m3_fnuz"},
     BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
     {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
 )  # fmt: skip
@@ -92,9 +93,9 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"alpha": 2.0}, "alpha", "not scaled"),
     ({"batch": 2}, "batch", "one product"),
     ({"scaling": "tensor"}, "scaling", "no scales"),
-    ({"dtype": "fp32"}, "groups", "bf16, fp16 or fp8_e4m3"),
+    ({"dtype": "fp32"}, "groups", "bf16, fp16, fp8_e4m3, fp8_e4m3_fnuz, or of weights"),
     ({"dtype": "int8", "scaling": "row"}, "groups", "not int8 x int8 in int32"),
-    ({"dtype": "fp8_e4m3_fnuz", "scaling": "row"}, "groups", "not fp8_e4m3_fnuz"),
+    ({"dtype": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2"),
     ({"dtype": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2"),
     ({"dtype": "fp8_e4m3", "dtype_b": "fp8_e5m2", "scaling": "row"}, "groups", "not fp8_e5m2 x fp8_e4m3"),
     ({"dtype": "fp8_e4m3"}, "scaling", "not none of the weights with none of the rows"),
@@ -228,7 +229,7 @@ HERE = {
 MADE = {
     "cpu": {"torch-grouped", "numpy-grouped"},
     "cuda": {"torch-grouped", "grouped-ring", "grouped-tile", "grouped-wgmma", "triton-fused-moe"},
-    "hip": {"torch-grouped", "triton-fused-moe"},
+    "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma", "triton-fused-moe"},
 }
 
 
@@ -250,7 +251,10 @@ def test_no_other_family_takes_a_grouped_product(backend: Backend) -> None:
 def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], backend: Backend) -> None:
     """Those that multiply 8-bit floats are for one matrix."""
     grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
-    made = {"cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"}}.get(backend.name, set())
+    made = {
+        "cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"},
+        "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma"},
+    }.get(backend.name, set())
     environment = HERE[backend.name]
     for name, family in backend.families().items():
         assert family.supports(grouped) == (name in made), name

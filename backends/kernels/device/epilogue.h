@@ -175,6 +175,7 @@ struct Keep {
 template <int STEP>
 struct Slice {
     int begin, end;
+    GEMMTUNE_DEVICE Slice(int begin, int end) : begin(begin), end(end) {}
     GEMMTUNE_DEVICE Slice(const GemmArgs& args, Task task, unsigned steps) {
         const unsigned each = args.slice / STEP, from = task.slice * each;
         begin = static_cast<int>(from < steps ? from : steps);

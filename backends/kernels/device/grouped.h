@@ -54,8 +54,8 @@ struct GroupedTilePlace {
 template <int GROUPS, int COLUMNS, int ROWS>
 struct GroupedTiles {
     static constexpr int kBytes = 2 * GROUPS * 4;  // of shared memory
-    static constexpr int kEach = GROUPS / 32;      // of a lane
-    static_assert(GROUPS % 32 == 0 && GROUPS <= 1024, "whole warps of groups");
+    static constexpr int kLanes = 32, kEach = GROUPS / kLanes;  // that count groups; groups of a lane
+    static_assert(GROUPS % kLanes == 0 && GROUPS <= 1024, "whole warps of groups");
 
     int *ends, *before;  // of groups: ends of their columns; tiles across of all groups up to this one
     unsigned row_blocks, tiles;
@@ -86,35 +86,42 @@ private:
     // A lane has kEach neighbouring groups. Their ends are loaded by neighbouring lanes.
     GEMMTUNE_DEVICE void count(const GroupedArgs& args) const {
         const int lane = lane_index(), first = lane * kEach;
+        const bool counts = kWarp == kLanes || lane < kLanes;  // of 64 lanes the first 32
         int loaded[kEach];
         GEMMTUNE_UNROLL
         for (int i = 0; i < kEach; ++i) {
-            const int group = i * 32 + lane;
-            const int end = group < args.groups ? args.ends[group] : 0, all = static_cast<int>(args.gemm.n);
+            const int group = i * kLanes + lane, all = static_cast<int>(args.gemm.n);
+            const int end = counts && group < args.groups ? args.ends[group] : 0;
             loaded[i] = end < 0 ? 0 : end > all ? all : end;  // no end leads out of the operands
         }
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < kEach; ++i) ends[i * 32 + lane] = loaded[i];
+        if (counts) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kEach; ++i) ends[i * kLanes + lane] = loaded[i];
+        }
         warp_barrier();
         int sum = 0;
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < kEach; ++i) {
-            const int group = first + i, start = group > 0 ? ends[group - 1] : 0;
-            const int columns = group < args.groups ? ends[group] - start : 0;
-            sum += columns > 0 ? (columns + COLUMNS - 1) / COLUMNS : 0;
-            before[group] = sum;
+        if (counts) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                const int group = first + i, start = group > 0 ? ends[group - 1] : 0;
+                const int columns = group < args.groups ? ends[group] - start : 0;
+                sum += columns > 0 ? (columns + COLUMNS - 1) / COLUMNS : 0;
+                before[group] = sum;
+            }
         }
         warp_barrier();
         // (Unrolled, so that the loads do not wait for one another: no tile starts before this.)
         int earlier = 0;
         GEMMTUNE_UNROLL
-        for (int other = 0; other < 31; ++other) {
+        for (int other = 0; other < kLanes - 1; ++other) {
             const int theirs = before[other * kEach + kEach - 1];
             earlier += other < lane ? theirs : 0;
         }
         warp_barrier();
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < kEach; ++i) before[first + i] += earlier;
+        if (counts) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kEach; ++i) before[first + i] += earlier;
+        }
     }
 };
 

@@ -62,8 +62,6 @@ inline T load_element(const T* p) {
     within_operand(p, sizeof(T));
     return *p;
 }
-// Orders a wavefront's accesses to shared memory: what its lanes wrote before is read after.
-inline void wave_sync() { warp_barrier(); }
 // block_barrier() that orders accesses to shared memory alone: loads from global memory stay in flight.
 inline void shared_barrier() { block_barrier(); }
 // Keeps the compiler from moving instructions across.
@@ -131,13 +129,6 @@ GEMMTUNE_DEVICE void load_words(const void* p, unsigned (&out)[WORDS]) {
     for (int i = 0; i < WORDS; ++i) out[i] = found[i];
 }
 
-// A wavefront's accesses to shared memory are performed in order; only the compiler must keep that order, and
-// __builtin_amdgcn_wave_barrier() alone does not say that it concerns memory.
-GEMMTUNE_DEVICE void wave_sync() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-    __builtin_amdgcn_wave_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-}
 GEMMTUNE_DEVICE void shared_barrier() {
 #if __clang_major__ >= 19  // the first whose fences take an address space
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");

@@ -48,8 +48,13 @@ GEMMTUNE_DEVICE T pick(bool condition, T x, T y) { return condition ? x : y; }
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
 
-// A wavefront's lanes execute in lockstep.
-GEMMTUNE_DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }
+// A wavefront's lanes execute in lockstep and its accesses to shared memory are performed in order; only the compiler
+// must keep that order, and __builtin_amdgcn_wave_barrier() alone does not say that it concerns memory.
+GEMMTUNE_DEVICE void warp_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
 
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) {
     const int lane = static_cast<int>(thread_index() % kWarp) ^ mask, bits = __builtin_bit_cast(int, value);

@@ -57,8 +57,9 @@ struct RegisterStagedTile {
         const bool idle = i + row >= args.m || j + column >= args.n;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         typename I::Sums sum[kTilesM][kTilesN] = {};
-        if (idle) multiply<true>(args, task.batch, i, j, mine, row, column, shared, sum);
-        else multiply<false>(args, task.batch, i, j, mine, row, column, shared, sum);
+        Nothing nothing;
+        if (idle) multiply<true>(args, task.batch, i, j, mine, row, column, shared, sum, nothing);
+        else multiply<false>(args, task.batch, i, j, mine, row, column, shared, sum, nothing);
         release_reduce(args);
         if (idle) return;
         char* const patch = shared + wave * kPatch;
@@ -73,17 +74,21 @@ struct RegisterStagedTile {
         }
     }
 
-private:
     using Sums = typename I::Sums;
+
+    // What becomes of the sums behind a tile along k: nothing, the next tile's are added.
+    struct Nothing {
+        GEMMTUNE_DEVICE void operator()(Sums (&)[kTilesM][kTilesN]) const {}
+    };
 
     // Adds the products of the block's tiles [mine.begin, mine.end) along k to the wavefront's sums. All of
     // the block takes part; afterwards no wavefront reads the tiles in shared memory any more. IDLE wavefronts
     // have a loop of their own: with a condition around the multiplications, compilers would move the sums
-    // between accumulation and other registers at every tile.
-    template <bool IDLE>
+    // between accumulation and other registers at every tile. after(sum) is called behind every tile.
+    template <bool IDLE, typename AFTER>
     static GEMMTUNE_DEVICE void multiply(const ScaledArgs& args, i64 batch, i64 i, i64 j,
                                          const Slice<BK>& mine, int row, int column, char* shared,
-                                         Sums (&sum)[kTilesM][kTilesN]) {
+                                         Sums (&sum)[kTilesM][kTilesN], AFTER& after) {
         const i64 first = static_cast<i64>(mine.begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, i, args.m, first, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, j, args.n, first, args.k);
@@ -99,7 +104,7 @@ private:
         };
         const auto store = [&](char* to) { a.store(to), b.store(to + TileA::kBytes); };
         const auto multiply = [&](const char* tile) {
-            if constexpr (!IDLE) multiply_tile(tile, row, column, sum);
+            if constexpr (!IDLE) multiply_tile(tile, row, column, sum), after(sum);
         };
         const int tiles = mine.end - mine.begin;
         if (tiles <= 0) return;
@@ -124,6 +129,35 @@ private:
         }
     }
 
+    // Stores the wavefront's sums; place(column) is where those from a column of its part on go. The code of
+    // a store is in the program once, not for each group of columns.
+    template <typename PLACE>
+    static GEMMTUNE_DEVICE void store(const Sums (&sum)[kTilesM][kTilesN], Sum* patch, const PLACE& place) {
+        const int lane = lane_index(), row = lane % kFours * 4, column = lane / kFours;
+        GEMMTUNE_ROLL
+        for (int group = 0; group < kTilesN * kHalves; ++group) {
+            if (group > 0) warp_barrier();  // the columns before are read
+            GEMMTUNE_UNROLL
+            for (int here = 0; here < kTilesN * kHalves; ++here) {
+                if (here != group) continue;
+                GEMMTUNE_UNROLL
+                for (int m = 0; m < kTilesM; ++m)
+                    lay_out(sum[m][here / kHalves], here % kHalves, m * I::kLines, patch);
+            }
+            warp_barrier();
+            const auto to = place(group * kColumns);
+            GEMMTUNE_ROLL
+            for (int c = column; c < kColumns; c += kAtOnce) {
+                const Words found = *reinterpret_cast<const Words*>(patch + c * kPitch + row);
+                Sum four[4];
+                GEMMTUNE_UNROLL
+                for (int e = 0; e < 4; ++e) four[e] = __builtin_bit_cast(Sum, found.at[e]);
+                to.store4(row, c, four);
+            }
+        }
+    }
+
+private:
     // The operands of a step's instructions.
     struct Fragments {
         Packed<I::kWords> a[kTilesM][kPerStep], b[kTilesN][kPerStep];
@@ -155,34 +189,6 @@ private:
             for (int m = 0; m < kTilesM; ++m) {
                 GEMMTUNE_UNROLL
                 for (int n = 0; n < kTilesN; ++n) I::multiply(sum[m][n], from.a[m][part], from.b[n][part]);
-            }
-        }
-    }
-
-    // Stores the wavefront's sums; place(column) is where those from a column of its part on go. The code of
-    // a store is in the program once, not for each group of columns.
-    template <typename PLACE>
-    static GEMMTUNE_DEVICE void store(const Sums (&sum)[kTilesM][kTilesN], Sum* patch, const PLACE& place) {
-        const int lane = lane_index(), row = lane % kFours * 4, column = lane / kFours;
-        GEMMTUNE_ROLL
-        for (int group = 0; group < kTilesN * kHalves; ++group) {
-            if (group > 0) wave_sync();  // the columns before are read
-            GEMMTUNE_UNROLL
-            for (int here = 0; here < kTilesN * kHalves; ++here) {
-                if (here != group) continue;
-                GEMMTUNE_UNROLL
-                for (int m = 0; m < kTilesM; ++m)
-                    lay_out(sum[m][here / kHalves], here % kHalves, m * I::kLines, patch);
-            }
-            wave_sync();
-            const auto to = place(group * kColumns);
-            GEMMTUNE_ROLL
-            for (int c = column; c < kColumns; c += kAtOnce) {
-                const Words found = *reinterpret_cast<const Words*>(patch + c * kPitch + row);
-                Sum four[4];
-                GEMMTUNE_UNROLL
-                for (int e = 0; e < 4; ++e) four[e] = __builtin_bit_cast(Sum, found.at[e]);
-                to.store4(row, c, four);
             }
         }
     }

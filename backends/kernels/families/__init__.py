@@ -17,9 +17,11 @@ from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
 from backends.kernels.families.grouped_dequant_wgmma import GroupedDequantWgmma
+from backends.kernels.families.grouped_mfma import GroupedMfma
 from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.grouped_wgmma import GroupedWgmma
+from backends.kernels.families.grouped_wmma import GroupedWmma
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
@@ -46,9 +48,9 @@ FAMILIES: Mapping[str, KernelFamily] = {
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
         SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(),
-        GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
-        GroupedTile(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
-        AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
+        GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
+        SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
+        DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.gpu.torch_grouped import TorchGrouped, TorchGroupedKernel
-from backends.gpu.torch_scaled_grouped import SCALED_CALLS
+from backends.gpu.torch_scaled_grouped import DEQUANTISED_CALL, SCALED_CALLS
 from backends.grouping import active_groups
 from backends.hip.backend import HipBackend
 from backends.problem import GemmProblem, from_linear
@@ -44,7 +44,9 @@ def test_which_calls_take_a_problem() -> None:
     blocks, rows = fp8(9, 256, 512, BLOCKS), fp8(9, 48, 80, ROWS)
     assert calls(CUDA, rows) == list(SCALED_CALLS)
     assert calls(CUDA, blocks) == ["scaled_loop"]
-    assert calls(ROCM, blocks) == calls(ROCM, rows) == []
+    fnuz = from_linear(9, 256, 400, "fp8_e4m3_fnuz", groups=4, dtype_d="fp32", **BLOCKS)
+    assert calls(ROCM, blocks) == calls(ROCM, rows) == calls(ROCM, fnuz) == [DEQUANTISED_CALL]
+    assert calls(CUDA, fnuz) == []
     assert calls(CUDA, fp8(9, 256, 640, BLOCKS)) == ["scaled_loop"], "scales of 20 bytes are padded"
     assert calls(CUDA, fp8(9, 256, 384, BLOCKS)) == ["scaled_loop"]
     assert calls(CUDA, fp8(9, 256, 656, BLOCKS)) == []
@@ -79,6 +81,11 @@ def test_the_default_is_the_first_baseline() -> None:
     ):
         found = CudaBackend().baselines(problem, HERE)
         assert (found[0].solution.parameters["call"], found[0].framework) == (first, True)
+    amd = Environment(
+        "hip", "gfx942", "AMD MI300X", 304, 2**37, "GPU-2", libraries={"torch": "2.9.1+rocm7.0"}
+    )
+    (default,) = HipBackend().baselines(fp8(9, 48, 80, ROWS), amd)
+    assert (default.solution.parameters["call"], default.framework) == (DEQUANTISED_CALL, True)
 
 
 @pytest.mark.parametrize("backend", [CudaBackend(), HipBackend()], ids=["cuda", "hip"])
@@ -182,4 +189,29 @@ def test_what_they_run_is_right(call: str, distribution: str) -> None:
             "scaled_grouped_mm": ["scaled_grouped_mm"],
         }
         assert fake.log == expected.get(call, [])
+        assert compare(reference, given["d"].float().numpy()[None]).wrong == "", problem.slug
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e4m3_fnuz"])
+def test_what_rocm_runs_is_right(kind: str) -> None:
+    """Where blocks are not whole, too, and for launches that share their buffers."""
+    torch = pytest.importorskip("torch")
+    of_torch = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e4m3_fnuz": torch.float8_e4m3fnuz}[kind]
+    for scales in (BLOCKS, ROWS):
+        problem = from_linear(21, 150, 400, kind, groups=4, routing=[0, 17, 0, 4], dtype_d="bf16", **scales)
+        reference, inputs = make_reference(Case(problem, 3, "normal", "exact"))
+        raw = {name: np.ascontiguousarray(one) for name, one in inputs.items()}
+        a, b = (torch.from_numpy(raw[name].view(np.uint8)).view(of_torch) for name in "ab")
+        of_w, of_x = (torch.from_numpy(raw[name]) for name in ("scale_a", "scale_b"))
+        rows = scales is ROWS
+        given = {
+            "a": a, "b": b[0], "offsets": torch.from_numpy(raw["offsets"]).reshape(-1),
+            "scale_a": of_w[:, 0] if rows else of_w, "scale_b": of_x.reshape(-1) if rows else of_x[0],
+            "d": torch.full((problem.n, problem.m), float("nan"), dtype=torch.bfloat16),
+        }  # fmt: skip
+        kernel = TorchGroupedKernel(problem, DEQUANTISED_CALL, None)  # type: ignore[arg-type]
+        steps = kernel._steps(torch, given)
+        for step in (*steps, *steps):
+            step()
         assert compare(reference, given["d"].float().numpy()[None]).wrong == "", problem.slug

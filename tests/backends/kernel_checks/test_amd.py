@@ -25,7 +25,10 @@ from tests.backends.packages.test_package import as_placed
 
 pytestmark = pytest.mark.clang
 #: The other generation's matrix cores.
-WITHOUT = {arch: "tile-wmma" if arch.startswith("gfx9") else "tile-mfma" for arch in ARCHS}
+WITHOUT = {
+    arch: {"tile-wmma", "grouped-wmma"} if arch.startswith("gfx9") else {"tile-mfma", "grouped-mfma"}
+    for arch in ARCHS
+}
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
 BLOCK_FP8 = "triton-block-fp8"
 WITHOUT_FP8 = ("gfx90a", "gfx1100")
@@ -33,8 +36,8 @@ WITHOUT_FP8 = ("gfx90a", "gfx1100")
 SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
 ON_MATRIX_CORES = {
-    "tile-mfma", "tile-wmma", "triton-gemm", "triton-split-k", "triton-persistent", BLOCK_FP8,
-    "triton-inductor-mm", "triton-fused-moe",
+    "tile-mfma", "tile-wmma", "grouped-mfma", "grouped-wmma", "triton-gemm", "triton-split-k",
+    "triton-persistent", BLOCK_FP8, "triton-inductor-mm", "triton-fused-moe",
 }  # fmt: skip
 PREFIX = {"mfma": "v_mfma_", "wmma_gfx11": "v_wmma_", "wmma_gfx12": "v_wmma_"}
 #: Architectures for which `make test` compiles every family: one with MFMA and one with WMMA. For the others
@@ -67,7 +70,7 @@ def names_of(arch: str) -> set[str]:
     names = {name for name, family in GPU_FAMILIES.items() if "hip" in vendors(family)}
     if triton.missing() is not None:
         names = {name for name in names if not name.startswith("triton")}
-    return names - {WITHOUT[arch]} - ({BLOCK_FP8} if arch in WITHOUT_FP8 else set())
+    return names - WITHOUT[arch] - ({BLOCK_FP8} if arch in WITHOUT_FP8 else set())
 
 
 def launchable(found: list[Checked]) -> None:

@@ -47,12 +47,18 @@ TYPES = {
     "gfx1100": ("fp16", "bf16", "int8"),
     "gfx1201": ("fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"),
 }
+EPILOGUE = "device/matrix_epilogue.h"
 #: The headers that belong to these families alone, in the order of their includes. (small_types.h specialises
 #: functions of types.h, so it cannot be copied.)
 OWN = (
     "device/matrix_core.h", "device/mfma.h", "device/wmma.h", "device/staged_operand.h",
-    "device/matrix_epilogue.h", "device/register_staged_tile.h", "families/tile_mfma.h",
+    EPILOGUE, "device/register_staged_tile.h", "families/tile_mfma.h",
     "families/tile_wmma.h",
+)  # fmt: skip
+#: Those of the families for groups, without the epilogue, whose types a unit names as well.
+GROUPED = (
+    *(name for name in OWN[:-2] if name != EPILOGUE), "device/grouped.h", "device/grouped_staged_tile.h",
+    "families/grouped_mfma.h",
 )  # fmt: skip
 
 
@@ -107,16 +113,16 @@ extern "C" int ways() {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A text that one of the headers OWN has once, what stands there instead, and the case that shows it."""
+    """A text that one of the headers has once, what stands there instead, and the case that shows it."""
 
     text: str
     wrong: str
     case: str
 
 
-def copied(text: str, wrong: str, name: str) -> str:
-    """The headers OWN with a mistake, in a namespace of their own."""
-    texts = [(HEADERS / header).read_text() for header in OWN]
+def copied(text: str, wrong: str, name: str, headers: Sequence[str] = OWN) -> str:
+    """These headers with a mistake, in a namespace of their own."""
+    texts = [(HEADERS / header).read_text() for header in headers]
     assert sum(one.count(text) for one in texts) == 1, text
     lines = [
         '#include "device/small_types.h"',
@@ -124,6 +130,8 @@ def copied(text: str, wrong: str, name: str) -> str:
         '#include "device/global_memory.h"',
         '#include "device/tile_order.h"',
     ]
+    if EPILOGUE not in headers:
+        lines.append(f'#include "{EPILOGUE}"')
     for one in texts:
         inside = one.replace(text, wrong).replace("#pragma once", "")
         inside = "\n".join(line for line in inside.splitlines() if not line.startswith('#include "'))
@@ -140,14 +148,16 @@ def mistaken(
     mistakes: Sequence[Mistake],
     cases: Mapping[str, tuple[GemmProblem, Values]],
     folder: Path,
+    headers: Sequence[str] = OWN,
 ) -> list[Built]:
     """A kernel for each mistake, all of one library: compiling them together takes a fraction of the time."""
     configurations = []
     for index, mistake in enumerate(mistakes):
         name = f"mistaken{index}"
-        (folder / f"{name}.h").write_text(copied(mistake.text, mistake.wrong, name))
+        (folder / f"{name}.h").write_text(copied(mistake.text, mistake.wrong, name, headers))
         one = family.config(*cases[mistake.case], GPU_ARCHS[arch])
-        made = one.instantiation.replace("gemmtune::MatrixTypes", f"gemmtune::{name}::MatrixTypes")
+        own = "MatrixTypes" if EPILOGUE in headers else r"k\w+Scale\w*|kUnscaled"
+        made = re.sub(rf"gemmtune::({own})", rf"gemmtune::{name}::\1", one.instantiation)
         configurations.append(replace(one, header=f"{name}.h", instantiation=f"{name}::{made}"))
     for part in ("device", "emulator"):
         (folder / part).symlink_to(HEADERS / part)

@@ -99,7 +99,8 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
     ("name", "warp"),
     [
         *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
-        ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64), ("tile-mfma", 64), ("tile-wmma", 32),
+        ("grouped-mfma", 64), ("grouped-wmma", 32), ("tile-mfma", 64), ("tile-wmma", 32),
+        ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64),
     ],
 )  # fmt: skip
 def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp: int) -> None:
@@ -125,6 +126,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "bytes-ring": BYTES,
         "grouped-dequant-wgmma": (GROUPED_WEIGHTS,),
+        **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])

@@ -20,7 +20,10 @@ HOPPER = environment_of("sm_90a")
 BUILT = replace(HOPPER, libraries={"triton": "3.6.0"})
 
 #: Families of AMD's instructions alone, and an architecture that has them.
-ON_AMD = {"tile-mfma": "gfx942", "tile-wmma": "gfx1201"}
+ON_AMD = {
+    **dict.fromkeys(("tile-mfma", "grouped-mfma"), "gfx942"),
+    **dict.fromkeys(("tile-wmma", "grouped-wmma"), "gfx1201"),
+}
 
 
 def test_problems_are_of_every_kind() -> None:
@@ -29,7 +32,7 @@ def test_problems_are_of_every_kind() -> None:
     plain = [p for p in found if not p.weight_only and not p.groups]
     kinds = {(p.dtype_a, p.compute) for p in plain}
     grouped = {p.dtype_a for p in found if p.groups and not p.weight_only}
-    assert grouped == {"bf16", "fp16", "fp8_e4m3"}
+    assert grouped == {"bf16", "fp16", "fp8_e4m3", "fp8_e4m3_fnuz"}
     assert {p.dtype_a for p in found if p.groups and p.weight_only} == {"int4", "uint4", "fp4_e2m1"}
     assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8", "fp4_e2m1"}
     assert kinds >= {

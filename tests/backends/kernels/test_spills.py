@@ -12,6 +12,7 @@ import pytest
 from backends import resources
 from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
+from backends.grouping import SCALED_TYPES
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Parameter
@@ -27,7 +28,12 @@ PROBLEMS = (
     from_linear(1, 4097, 4095, "bf16"), from_linear(1, 4096, 4096, "bf16"), from_mm(1, 4096, 4096, "fp16"),
     from_linear(4, 4096, 4096, "bf16"), from_linear(9, 4097, 4095, "bf16"), from_mm(512, 512, 512),
     from_linear(511, 513, 515, "fp32"), from_linear(48, 4096, 4096, "bf16"), from_bmm(1000, 32, 32, 32),
-    from_bmm(100, 63, 64, 45, "bf16"),
+    from_bmm(100, 63, 64, 45, "bf16"), from_linear(64, 1536, 2048, "bf16", groups=8),
+    from_linear(8192, 1536, 2048, "fp16", groups=8),
+    *(
+        from_linear(8192, 1536, 2048, kind, groups=8, scale_a="block_1x128", scale_b="block_128x128")
+        for kind in SCALED_TYPES
+    ),
 )  # fmt: skip
 
 

@@ -159,8 +159,8 @@ MISTAKES = (
     # From sums to D.
     Mistake("to[I::row(lane, i)] = sum[i];", "to[I::row(lane, i ^ 1)] = sum[i];", "along"),
     Mistake("column / kColumns != half", "column / kColumns == half", "two"),
-    Mistake("if (group > 0) wave_sync();", "if (false) wave_sync();", "wide"),
-    Mistake("            wave_sync();\n            const auto to", "            const auto to", "along"),
+    Mistake("if (group > 0) warp_barrier();", "if (false) warp_barrier();", "wide"),
+    Mistake("            warp_barrier();\n            const auto to", "            const auto to", "along"),
     Mistake("*reinterpret_cast<const Words*>(patch + c * kPitch + row)",
             "*reinterpret_cast<const Words*>(patch + c * WM + row)", "along"),
     Mistake("if (row + e < rows) store_global(to + e * args.d_row, four[e]);",

@@ -1,0 +1,155 @@
+// Grouped products by AMD's matrix instructions: blocks compute tiles of D by the main loop of register_staged_tile.h,
+// round-robin over all groups' tiles, which are derived on the device (grouped.h).
+#pragma once
+
+#include "device/grouped.h"
+#include "device/register_staged_tile.h"
+
+namespace gemmtune {
+
+// The argument: 8-bit floats have scales.
+template <bool SCALED>
+struct ArgsOfGroups {
+    using Type = GroupedArgs;
+};
+template <>
+struct ArgsOfGroups<true> {
+    using Type = ScaledGroupedArgs;
+};
+
+// INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the weights of every group begin
+// at a multiple of 16 bytes. SCALES: enum GroupedScales.
+template <typename INSTRUCTION, typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK,
+          int WM, int WN, int STAGES, int SCALES>
+struct GroupedStagedTile {
+    using Args = typename ArgsOfGroups<SCALES != kUnscaled>::Type;
+    using Product = RegisterStagedTile<INSTRUCTION, TYPES, true, true, WHOLE_A, WHOLE_B, FAR, BM, BN, BK, WM, WN,
+                                       STAGES, 1>;
+    using Tiles = GroupedTiles<GROUPS, BN, BM>;
+    using Sum = typename Product::Sum;
+    using Sums = typename Product::Sums;
+    static constexpr int kTilesM = Product::kTilesM, kTilesN = Product::kTilesN;
+    static constexpr int kThreads = Product::kThreads, kMinBlocks = 0;
+    static constexpr int kTable = Product::kSharedBytes, kSharedBytes = kTable + Tiles::kBytes;
+    static_assert(SCALES != kBlockScales || (BK == kScaleBlock && WM <= kScaleBlock), "a tile along k has one scale");
+
+    static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
+        const Tiles tiles(all, shared + kTable);
+        const Slice<BK> every(0, static_cast<int>((static_cast<unsigned>(all.gemm.k) - 1) / BK + 1));
+        const int wave = uniform(warp_index());
+        const int row = wave % Product::kWavesM * WM, column = wave / Product::kWavesM * WN;
+        char* const patch = shared + wave * Product::kPatch;
+        const unsigned last = static_cast<unsigned>(uniform(static_cast<int>(tiles.tiles)));
+        GEMMTUNE_ROLL
+        for (unsigned tile = block_x(); tile < last; tile += static_cast<unsigned>(all.gemm.blocks)) {
+            const GroupedTilePlace at = same_for_all(tiles.place(tile));
+            const ScaledArgs own = of_group(all, at);
+            const bool idle = at.row + row >= own.m || column >= own.n;
+            Sums sum[kTilesM][kTilesN] = {};
+            if constexpr (SCALES == kBlockScales) {
+                BlockScales scaled(all, at, row, column, every.end, idle);
+                multiply(own, at, every, row, column, idle, shared, sum, scaled);
+                store(own, at, row, column, idle, scaled.total, patch);
+            } else {
+                typename Product::Nothing nothing;
+                multiply(own, at, every, row, column, idle, shared, sum, nothing);
+                store(own, at, row, column, idle, sum, patch);
+            }
+            block_barrier();  // sums have been read where the next tile's operands go
+        }
+    }
+
+private:
+    template <typename AFTER>
+    static GEMMTUNE_DEVICE void multiply(const ScaledArgs& own, const GroupedTilePlace& at, const Slice<BK>& every, int row,
+                                         int column, bool idle, char* shared, Sums (&sum)[kTilesM][kTilesN],
+                                         AFTER& after) {
+        if (idle) Product::template multiply<true>(own, 0, at.row, 0, every, row, column, shared, sum, after);
+        else Product::template multiply<false>(own, 0, at.row, 0, every, row, column, shared, sum, after);
+    }
+
+    static GEMMTUNE_DEVICE void store(const ScaledArgs& own, const GroupedTilePlace& at, int row, int column, bool idle,
+                                      const Sums (&sum)[kTilesM][kTilesN], char* patch) {
+        if (idle) return;
+        Product::store(sum, reinterpret_cast<Sum*>(patch), [&](int c) {
+            return MatrixFinish<TYPES>(own, 0, at.row + row, column + c);
+        });
+    }
+
+    // Scales of blocks: a tile along k is as deep as a block, and its sums are added in fp32 times the scale of the
+    // wavefront's rows and that of each column. They are requested while the tile before is multiplied.
+    struct BlockScales {
+        using I = INSTRUCTION;
+        Sums total[kTilesM][kTilesN] = {};
+        const float *of_rows, *of_columns;  // of the next tile
+        int at[kTilesN];                    // the lane's columns, from the first on
+        int left;                           // tiles that were not requested
+        float row_scale, column_scale[kTilesN];
+
+        GEMMTUNE_DEVICE BlockScales(const Args& all, const GroupedTilePlace& tile, int row, int column, int tiles,
+                                    bool idle)
+            : left(idle ? 0 : tiles) {
+            const i64 down = (static_cast<unsigned>(all.gemm.m) - 1) / kScaleBlock + 1;
+            of_rows = all.scale_a + (tile.group * down + (tile.row + row) / kScaleBlock) * tiles;
+            of_columns = all.scale_b + (static_cast<i64>(tile.start) + tile.column) * tiles;
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < kTilesN; ++n) {
+                const int own = column + n * I::kLines + I::column(lane_index());
+                at[n] = (own < tile.columns ? own : tile.columns - 1) * tiles;
+            }
+            request();
+        }
+
+        GEMMTUNE_DEVICE void request() {
+            if (left == 0) return;
+            --left;
+            row_scale = load_global(of_rows++);
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < kTilesN; ++n) column_scale[n] = load_global(of_columns + at[n]);
+            ++of_columns;
+        }
+
+        GEMMTUNE_DEVICE void operator()(Sums (&sum)[kTilesM][kTilesN]) {
+            float scale[kTilesN];
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < kTilesN; ++n) scale[n] = row_scale * column_scale[n];
+            request();
+            GEMMTUNE_UNROLL
+            for (int m = 0; m < kTilesM; ++m) {
+                GEMMTUNE_UNROLL
+                for (int n = 0; n < kTilesN; ++n) {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < I::kSums; ++i) total[m][n][i] += scale[n] * sum[m][n][i];
+                    sum[m][n] = {};
+                }
+            }
+        }
+    };
+
+    // What was read from shared memory, in scalar registers: the main loop's addresses and branches are.
+    static GEMMTUNE_DEVICE GroupedTilePlace same_for_all(const GroupedTilePlace& at) {
+        return {uniform(at.group), uniform(at.start), uniform(at.row), uniform(at.column), uniform(at.columns)};
+    }
+
+    // The product of the tile's columns: B and D begin at the first, and end behind the last. Grouped products have no
+    // epilogue; scales of rows multiply finished sums.
+    static GEMMTUNE_DEVICE ScaledArgs of_group(const Args& all, const GroupedTilePlace& at) {
+        const GemmArgs& args = all.gemm;
+        constexpr int kSize = static_cast<int>(sizeof(typename TYPES::A));
+        const i64 first = static_cast<i64>(at.start) + at.column;
+        ScaledArgs own = {};
+        own.a = static_cast<const char*>(args.a) + at.group * args.stride_a * kSize;
+        own.b = static_cast<const char*>(args.b) + first * args.ldb * kSize;
+        own.d = static_cast<typename TYPES::D*>(args.d) + first * args.d_column;
+        own.lda = args.lda, own.ldb = args.ldb, own.d_row = args.d_row, own.d_column = args.d_column;
+        own.m = args.m, own.n = at.columns, own.k = args.k;
+        own.alpha = 1.0f;
+        if constexpr (SCALES == kRowScales) {
+            own.scale_a = all.scale_a + static_cast<i64>(at.group) * args.m, own.scale_row = 1;
+            own.scale_b = all.scale_b + first, own.scale_column = 1;
+        }
+        return own;
+    }
+};
+
+}  // namespace gemmtune

@@ -1,0 +1,23 @@
+"""The HIP backend with a default for grouped products that needs neither torch nor Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from backends.environment import Environment
+from backends.hip.backend import HipBackend
+from backends.problem import GemmProblem
+from backends.protocol import Baseline
+
+FAMILY = "grouped-mfma"
+
+
+class GroupedBackend(HipBackend):
+    """Its default is the second candidate."""
+
+    def baselines(
+        self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
+    ) -> Sequence[Baseline]:
+        _, second = islice(self.families()[FAMILY].solutions(problem, environment), 2)
+        return [Baseline("second candidate", second)]
