@@ -12,6 +12,7 @@ from backends.canonical import short_hash, slug
 
 #: No floats: 1 and 1.0 would be equal values with different ids.
 Parameter = str | int | bool | None
+_PARAMETER = (str, int, bool, type(None))  # made once: searches make solutions by the thousand
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class Solution:
         if self.workspace_bytes < 0:
             raise ValueError(f"workspace_bytes must not be negative, not {self.workspace_bytes}")
         for name, value in self.parameters.items():
-            if not isinstance(name, str) or not isinstance(value, str | int | bool | None):
+            if not isinstance(name, str) or not isinstance(value, _PARAMETER):
                 raise ValueError(
                     f"parameter {name} must be a name with a string, an integer or a bool, not {value!r}"
                 )

@@ -143,10 +143,17 @@ def _of_both_databases(items: list[pytest.Item]) -> list[list[pytest.Item]]:
     return [pair for pair in found.values() if len(pair) == len(BOTH)]
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of tests' own objects live to the end: collections of memory need not walk them."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests' own objects live to the end: collections of memory find no garbage while they are
+    made, and need not walk them afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

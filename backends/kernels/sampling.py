@@ -18,6 +18,9 @@ from backends.solution import Parameter, Solution
 
 #: The number of legal candidates that a family's sample is chosen from, and the most draws to find them.
 POOL, DRAWS = 100, 20_000
+#: If none of so many draws was legal, none is taken to be: kernels of another architecture's instructions.
+#: (Of the rarest, one draw in 500 is legal.)
+FUTILE = 2_000
 
 _TYPES = (
     "bf16", "fp16", "fp32", "tf32", "int8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz",
@@ -132,13 +135,18 @@ def legal(
     rng: Random,
     build: str | None = None,
 ) -> Iterator[tuple[GemmProblem, Solution]]:
-    """Yields the legal ones among DRAWS random draws from the family's whole space, each for one of the
-    problems `mine`, all of which the family supports. Duplicates are possible."""
-    for _ in range(DRAWS if mine else 0):
+    """Yields the legal ones among DRAWS random draws (FUTILE, if none of those is legal) from the family's
+    whole space, each for one of the problems `mine`, all of which the family supports. Duplicates are
+    possible."""
+    found = False
+    for number in range(DRAWS if mine else 0):
+        if number == FUTILE and not found:
+            return
         problem = rng.choice(mine)
         values = {name: rng.choice(known) for name, known in family.choices.items()}
         solution = Solution(family.name, family.version, values, build)
         if family.illegal(problem, solution, environment) is None:
+            found = True
             yield problem, solution
 
 

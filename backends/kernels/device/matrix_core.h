@@ -87,20 +87,28 @@ inline void emulate(typename INSTRUCTION::Sums& d, const Packed<INSTRUCTION::kWo
                     const Packed<INSTRUCTION::kWords>& b) {
     using I = INSTRUCTION;
     static_assert(kWarp == I::kWave, "wavefronts as the instruction has them");
+    // A lane widens its own elements, which many others multiply.
     struct Operands {
-        Packed<I::kWords> a, b;
+        typename I::Sum a[I::kElements], b[I::kElements];
     };
-    const auto lanes = host::exchange(Operands{a, b});
+    Operands mine;
+    for (int e = 0; e < I::kElements; ++e)
+        mine.a[e] = element_of<typename I::A>(a, e), mine.b[e] = element_of<typename I::B>(b, e);
+    const auto lanes = host::exchange(mine);
     const int lane = lane_index(), column = I::column(lane);
     if (I::kCopies == 2 && memcmp(&lanes.of(lane), &lanes.of(lane ^ I::kLines), sizeof(Operands)) != 0)
         host::fail("half-waves give a matrix instruction different operands");
     typename I::Sum of_b[I::kDepth];
-    for (int k = 0; k < I::kDepth; ++k)
-        of_b[k] = element_of<typename I::B>(lanes.of(I::lane(column, k)).b, I::element(k));
+    int element[I::kDepth];
+    for (int k = 0; k < I::kDepth; ++k) {
+        element[k] = I::element(k);
+        of_b[k] = lanes.of(I::lane(column, k)).b[element[k]];
+    }
     for (int i = 0; i < I::kSums; ++i) {
         const int row = I::row(lane, i);
-        for (int k = 0; k < I::kDepth; ++k)
-            d[i] += element_of<typename I::A>(lanes.of(I::lane(row, k)).a, I::element(k)) * of_b[k];
+        typename I::Sum sum = d[i];
+        for (int k = 0; k < I::kDepth; ++k) sum += lanes.of(I::lane(row, k)).a[element[k]] * of_b[k];
+        d[i] = sum;
     }
 }
 #elif defined(__HIP__) || defined(__HIPCC_RTC__)

@@ -161,14 +161,34 @@ inline bool bring_arrival(const void* what) {
 
 // Adds to this lane's sums, or (ADD false) sets them to, the product of the matrices at two descriptors: 64 lines and
 // N lines of 32 bytes each (wgmma.h, wgmma_bytes.h). A sum of at most 32 products of int8 is exact in fp32.
+// Many lanes read the same lines: a line of the same bytes as one that was read before is not widened again.
 template <typename T>
 inline void read_line(u64 lines, int line, float (&out)[32 / sizeof(T)]) {
-    constexpr int kOf = 16 / static_cast<int>(sizeof(T));
-    for (int chunk = 0; chunk < 2; ++chunk) {
-        T elements[kOf];
-        memcpy(static_cast<void*>(elements), swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
-        for (int e = 0; e < kOf; ++e) out[chunk * kOf + e] = widen(elements[e]);
+    struct Line {
+        T elements[32 / sizeof(T)];
+        float wide[32 / sizeof(T)];
+    };
+    static Line known[4096];  // zeros, which are widened to zeros
+    T elements[32 / sizeof(T)];
+    const u64 first = lines * 16 + static_cast<u64>(line * kMapLine);
+    memcpy(static_cast<void*>(elements), swizzled(first), 16);
+    memcpy(static_cast<void*>(elements + 16 / sizeof(T)), swizzled(first + 16), 16);
+    Line& same = known[first / 32 % 4096];
+    if (memcmp(same.elements, elements, 32) != 0) {
+        memcpy(static_cast<void*>(same.elements), elements, 32);
+        for (size_t e = 0; e < 32 / sizeof(T); ++e) same.wide[e] = widen(elements[e]);
     }
+    memcpy(out, same.wide, sizeof out);
+}
+template <int DEPTH>
+inline float sum_of_products(const float (&x)[DEPTH], const float (&y)[DEPTH]) {
+    typedef float Four __attribute__((vector_size(16)));  // fewer instructions where nothing is optimized
+    Four sums = {}, some_x, some_y;
+    for (int e = 0; e < DEPTH; e += 4) {
+        memcpy(&some_x, x + e, sizeof some_x), memcpy(&some_y, y + e, sizeof some_y);
+        sums += some_x * some_y;
+    }
+    return sums[0] + sums[1] + sums[2] + sums[3];
 }
 template <typename B, int N, typename SUM, bool ADD, int DEPTH>
 inline void add_to(void* sums, const float (&rows)[2][DEPTH], u64 b) {
@@ -177,10 +197,8 @@ inline void add_to(void* sums, const float (&rows)[2][DEPTH], u64 b) {
     for (int at = 0; at < N / 4; ++at) {
         read_line<B>(b, at / 2 * 8 + lane_index() % 4 * 2 + at % 2, column);
         for (int half = 0; half < 2; ++half) {
-            float sum = 0.0f;
-            for (int e = 0; e < DEPTH; ++e) sum += rows[half][e] * column[e];
             SUM& to = d[at / 2 * 4 + half * 2 + at % 2];
-            to = (ADD ? to : SUM(0)) + static_cast<SUM>(sum);
+            to = (ADD ? to : SUM(0)) + static_cast<SUM>(sum_of_products(rows[half], column));
         }
     }
 }

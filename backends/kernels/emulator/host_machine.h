@@ -14,7 +14,7 @@ namespace host {
 // kAtPhase: waits until machine.ended() holds for the fiber's barrier. kAtLast: waits until no other fiber can
 // continue.
 enum State : char { kReady, kAtWarp, kAtBlock, kAtCluster, kAtPhase, kAtLast, kDone };
-constexpr size_t kStack = 1 << 17, kMail = 64;
+constexpr size_t kStack = 1 << 17, kMail = 128;
 
 // A pending copy to shared memory: `size` bytes, the first `bytes` of them from `from`, then zeros.
 struct Copy {

@@ -14,7 +14,8 @@ import pytest
 from service.app import openapi_document
 
 COMMITTED = Path(__file__).parent.parent.parent.parent / "docs" / "openapi.json"
-DOCUMENT: Any = openapi_document()
+#: The first test compares it with the application's, which takes a second to make.
+DOCUMENT: Any = json.loads(COMMITTED.read_text())
 ADDRESSES = {
     "/v1/tunings": {"get", "post"},
     "/v1/tunings/{tuning_id}": {"get", "delete"},
@@ -59,7 +60,7 @@ OPERATIONS = {
 
 
 def test_the_committed_document_is_the_applications() -> None:
-    assert json.loads(COMMITTED.read_text()) == DOCUMENT, (
+    assert openapi_document() == DOCUMENT, (
         "docs/openapi.json is not up to date; run: python -m service.app docs/openapi.json"
     )
 
