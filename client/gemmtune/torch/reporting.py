@@ -150,7 +150,7 @@ class Count:
         lines = [_line(product, row, count) for (product, row), count in calls.items()]
         ordered = sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))
         wrong = ends.counted() - self._wrong_before
-        layers = tuple(LayerLine(*one[:-1], one.type_name, count) for one, count in counted)
+        layers = tuple(LayerLine(*one, count) for one, count in counted)
         return Report(tuple(ordered), memory(), extension.path_in_use(), wrong, layers)
 
 

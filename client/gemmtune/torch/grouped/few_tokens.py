@@ -4,6 +4,7 @@ without sorting rows. And the operator that takes these or the grouped products 
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ MOST = 32
 _MOST_CHOSEN = 16
 #: Elements of an expert's weights that 32-bit offsets reach.
 _MOST_ELEMENTS = 2**31
-#: Bytes of a load of a thread.
-_VECTOR = 16
+#: Zero points of 4-bit weights that the kernels know, MXFP4's none among them; and bytes of what they load.
+_ZERO_POINTS = ("none", "eight", "signed", "uint4")
+_WORD_BYTES = 4
 
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
@@ -39,12 +41,7 @@ class FewTokens(NamedTuple):
     experts: int
     hidden: int
     intermediate: int
-    dtype: Any
-
-    @property
-    def type_name(self) -> str:
-        """The number format, for people."""
-        return NAMES[self.dtype]
+    type_name: str
 
 
 class Tiles(NamedTuple):
@@ -58,32 +55,53 @@ class Tiles(NamedTuple):
 
 
 def takes(x: Any, ids: Any, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Whether the two launches run a layer that glue.runs() takes: for few slots, by packed 16-bit weights of
-    x's type."""
-    slots, chosen = ids.numel(), ids.shape[1]
-    if not 0 < slots <= MOST or chosen > _MOST_CHOSEN:
+    """Whether the two launches run a layer that glue.runs() takes: for few slots, by packed weights of x's type
+    or of 4 bits."""
+    if not 0 < ids.numel() <= MOST or ids.shape[1] > _MOST_CHOSEN:
         return False
-    weights = *gate_up.tensors, *down.tensors
-    return all(one.dtype is x.dtype and one.is_contiguous() and one.numel() for one in weights) and (
-        weights[0][0].numel() < _MOST_ELEMENTS
-    )
+    return _readable(x, gate_up) and _readable(x, down)
+
+
+def _readable(x: Any, weights: ExpertWeights) -> bool:
+    first = weights.tensors[0]
+    if not first.numel() or first[0].numel() >= _MOST_ELEMENTS or not first.is_contiguous():
+        return False
+    if weights.packed:
+        return weights.zero_point in _ZERO_POINTS and first.data_ptr() % _WORD_BYTES == 0
+    return first.dtype is x.dtype and len(weights.tensors) == 1
 
 
 @cache
-def _kernels() -> Any:
-    from gemmtune.torch.grouped import few_tokens_kernels  # noqa: PLC0415  (optional, and takes a second)
+def _kernels(packed: bool) -> Any:
+    name = "few_tokens_packed_kernels" if packed else "few_tokens_kernels"
+    return importlib.import_module(f"gemmtune.torch.grouped.{name}")  # optional, and takes a second
 
-    return few_tokens_kernels
 
-
-def tiles_of_gate_up(hidden: int) -> Tiles:
-    """How few_gate_up() is launched."""
+def tiles_of_gate_up(hidden: int, packed: bool) -> Tiles:
+    """How the first kernel is launched."""
     return Tiles(4, 1024, 2, 4)
 
 
-def tiles_of_down(inter: int, choices: int) -> Tiles:
-    """How few_down() is launched."""
+def tiles_of_down(inter: int, choices: int, packed: bool) -> Tiles:
+    """How the second kernel is launched."""
     return Tiles(2, 256, 3, 8)
+
+
+def _stored(weights: ExpertWeights) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A kernel's operands of weights, and what is compiled for them."""
+    if not weights.packed:
+        return (weights.tensors[0],), {}
+    data, scales, *zeros = weights.tensors
+    scales = scales if scales.is_floating_point() and scales.element_size() > 1 else scales.view(torch.uint8)
+    given = data.view(torch.int32), scales, zeros[0] if zeros else None
+    return given, {"GROUP": weights.group_size, "ZERO": weights.zero_point}
+
+
+def _type_name(x: Any, weights: ExpertWeights) -> str:
+    """The number formats, for people."""
+    if not weights.packed:
+        return NAMES[x.dtype]
+    return f"{NAMES[x.dtype]} {'mxfp4' if weights.zero_point == 'none' else 'int4'}"
 
 
 def run(
@@ -97,27 +115,30 @@ def run(
     interleaved: bool,
     limit: float | None,
 ) -> Any:
-    """The layer by two launches, whatever takes() says of the number of slots."""
-    (tokens, chosen), (experts, hidden, inter) = ids.shape, down.tensors[0].shape
+    """The layer by two launches, of any number of slots."""
+    (tokens, chosen), hidden, experts = ids.shape, x.shape[1], gate_up.experts
+    inter = gate_up.tensors[0].shape[1] // 2
     between, out = x.new_empty((tokens * chosen, inter)), x.new_empty((tokens, hidden))
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     of_gate_up, of_down = (None if one is None else one.contiguous() for one in (gate_up_bias, down_bias))
     choices = 1 << (chosen - 1).bit_length()
-    first, second = tiles_of_gate_up(hidden), tiles_of_down(inter, choices)
-    kernels, how = _kernels(), glue.launched(x.device)
+    how: dict[str, Any] = {"CHOSEN": chosen, "INTER": inter, "HIDDEN": hidden, **glue.launched(x.device)}
     with glue.on(x):
-        kernels.few_gate_up[tokens * chosen, -(-inter // first.rows)](
-            x, ids, gate_up.tensors[0], of_gate_up, between, experts, limit, CHOSEN=chosen, INTER=inter,
-            HIDDEN=hidden, ROWS=first.rows, BLOCK_K=first.block_k, UNROLL=first.blocks,
-            INTERLEAVED=interleaved, num_warps=first.warps, **how,
+        kernels, tiles = _kernels(gate_up.packed), tiles_of_gate_up(hidden, gate_up.packed)
+        given, form = _stored(gate_up)
+        name = "packed_gate_up" if gate_up.packed else "few_gate_up"
+        getattr(kernels, name)[tokens * chosen, -(-inter // tiles.rows)](
+            x, ids, *given, of_gate_up, between, experts, limit, ROWS=tiles.rows, BLOCK_K=tiles.block_k,
+            UNROLL=tiles.blocks, INTERLEAVED=interleaved, num_warps=tiles.warps, **form, **how,
         )  # fmt: skip
-        kernels.few_down[tokens, -(-hidden // second.rows)](
-            between, ids, weights, down.tensors[0], of_down, out, experts, CHOSEN=chosen, CHOICES=choices,
-            HIDDEN=hidden, INTER=inter, ROWS=second.rows, BLOCK_K=second.block_k, AHEAD=second.blocks,
-            num_warps=second.warps, **how,
+        kernels, tiles = _kernels(down.packed), tiles_of_down(inter, choices, down.packed)
+        given, form = _stored(down)
+        getattr(kernels, "packed_down" if down.packed else "few_down")[tokens, -(-hidden // tiles.rows)](
+            between, ids, weights, *given, of_down, out, experts, CHOICES=choices, ROWS=tiles.rows,
+            BLOCK_K=tiles.block_k, AHEAD=tiles.blocks, num_warps=tiles.warps, **form, **how,
         )  # fmt: skip
     if WATCHERS:
-        tell_layer(FewTokens(tokens, chosen, experts, hidden, inter, x.dtype), x.device.type)
+        tell_layer(FewTokens(tokens, chosen, experts, hidden, inter, _type_name(x, gate_up)), x.device.type)
     return out
 
 

@@ -74,7 +74,7 @@ def _scaled(loaded, by, ZERO: tl.constexpr, AXIS: tl.constexpr):
         numbers = ((moved >> 6) & -0x7E400000).to(tl.float32, bitcast=True)
         bits = scale.to(tl.int32) << 23
         # 2^-127 is subnormal.
-        scale = tl.where(bits == 0, 0x00400000, bits).to(tl.float32, bitcast=True) * _AFTER
+        scale = tl.where(bits == 0, 0x00400000, bits).to(tl.float32, bitcast=True)
     else:
         # 2^23 + q, exactly.
         numbers = (((moved >> 28) & 15) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -82,7 +82,10 @@ def _scaled(loaded, by, ZERO: tl.constexpr, AXIS: tl.constexpr):
             numbers -= tl.expand_dims(zero.to(tl.float32) + 8388608.0, AXIS)
         else:
             numbers -= 8388616.0
-    return tl.sum(numbers * by, AXIS) * scale.to(tl.float32)
+    found = tl.sum(numbers * by, AXIS)
+    if ZERO == "none":
+        found *= _AFTER
+    return found * scale.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["experts"], do_not_specialize_on_alignment=["weight"])

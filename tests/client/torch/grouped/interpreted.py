@@ -6,13 +6,14 @@ TRITON_INTERPRET=1."""
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest import mock
 
 import numpy
 import torch
-from gemmtune.torch import experts_from_gpt_oss
+from gemmtune.torch import QuantizedExperts, experts_from_gpt_oss
 from gemmtune.torch import report as reported
 from gemmtune.torch.grouped import few_tokens, glue, steps
 from gemmtune.torch.grouped.few_tokens import Tiles
@@ -248,15 +249,19 @@ def whole_layers_of_gpt_oss() -> None:
     assert near(outs[1], others[1].double(), 0.02)
 
 
-def two_launches(given: tuple[Any, ...], options: dict[str, Any], tiles: tuple[Tiles, Tiles] | None = None) -> Any:
-    """A layer by two launches, of large tiles: the interpreter takes as long for small ones."""
+TYPES = (torch.bfloat16, torch.float16, torch.bfloat16)
+
+
+def large_tiles(first: Tiles = Tiles(32, 32, 1, 4), second: Tiles = Tiles(32, 16, 1, 4)) -> None:
+    """The interpreter takes as long for small tiles as for large ones."""
+    few_tokens.tiles_of_gate_up = lambda *_: first
+    few_tokens.tiles_of_down = lambda *_: second
+
+
+def two_launches(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A layer by two launches."""
     few_tokens.MOST = 64
-    first, second = tiles or (Tiles(32, 32, 1, 4), Tiles(32, 16, 1, 4))
-    with (
-        mock.patch.object(few_tokens, "tiles_of_gate_up", return_value=first),
-        mock.patch.object(few_tokens, "tiles_of_down", return_value=second),
-        mock.patch.object(steps, "by_kernels", side_effect=AssertionError("by products")),
-    ):
+    with mock.patch.object(steps, "by_kernels", side_effect=AssertionError("by products")):
         found = moe(*given, **options)
     assert found.dtype is given[0].dtype
     few_tokens.MOST = 0
@@ -289,6 +294,35 @@ def layers_of_few_tokens() -> None:
     assert few_tokens.takes(x, ids, steps.weights_of(whole, None), steps.weights_of(down, None))
 
 
+def packed_layers_of_few_tokens() -> None:
+    """MXFP4, and integers with and without zero points, of both types of rows; forms of two kinds in one layer."""
+    added = biases(hidden=HIDDEN, inter=INTERMEDIATE)
+    layers = [layer4(form, dtype, 2) for form, dtype in zip(FORMS, TYPES, strict=True)]
+    layers.append(layers[0][:2] + layers[1][2:])
+    for given, options in zip(layers, (added | OSS, added, {}, {}), strict=True):
+        given[4][0, 0], given[3][0, 0] = -1, float("nan")
+        out = two_launches(given, options)
+        gated = swigluoai if "activation" in options else silu_mul
+        both = tuple(added.values()) if options else (0.0, 0.0)
+        weights = given[3].nan_to_num(0.0)
+        assert near(out, exact((*given[:3], weights, given[4]), biases=both, gated=gated))
+    x, gate_up, down, weights, ids = layers[0]
+    # Every element, with scales from 2^-127, which is subnormal.
+    data = torch.arange(256, dtype=torch.uint8).repeat(5, 96, 1)[:, :, :32].contiguous()
+    scales = torch.tensor([0, 1, 127, 140], dtype=torch.uint8).repeat(24)[None, :, None].repeat(5, 2, 2)
+    data = torch.cat([data, data.flip(2)], 1)
+    every = QuantizedExperts(data, scales[:, :192].contiguous())
+    found = two_launches((x * 2.0**-10, every, down, weights, ids), {})
+    wanted = exact((x * 2.0**-10, every, down, weights.nan_to_num(0.0), ids))
+    assert torch.isfinite(found).all()
+    assert near(found, wanted)
+    few_tokens.MOST = 64
+    integers = layer4("uint4", tokens=2)
+    unknown = replace(integers[1], zeros=integers[1].scales.clone(), zero_point="float")
+    both = steps.weights_of(unknown, None), steps.weights_of(integers[2], None)
+    assert not few_tokens.takes(integers[0], integers[4], *both)
+
+
 def blocks_and_rows_of_few_tokens() -> None:
     """Sizes that tiles do not divide, blocks behind those loaded ahead, and numbers of experts of a token that are
     no power of two."""
@@ -303,7 +337,8 @@ def blocks_and_rows_of_few_tokens() -> None:
         x = torch.randn(tokens, hidden).bfloat16()
         weights, ids = torch.rand(tokens, experts).topk(chosen)
         given = x, gate_up, down, weights, ids
-        assert near(two_launches(given, {}, (first, second)), expected(*given))
+        large_tiles(first, second)
+        assert near(two_launches(given, {}), expected(*given))
 
 
 def few_tokens_are_reported() -> None:
@@ -347,7 +382,7 @@ def compiled_in_one_graph() -> None:
     for few_tokens.MOST in (0, 8):
         for tokens in (7, 4):
             x, gate_up, down, weights, ids = given
-            call = x[:tokens], gate_up, down, weights[:tokens], ids[:tokens]
+            call = x[:tokens].clone(), gate_up, down, weights[:tokens].clone(), ids[:tokens].clone()
             assert torch.equal(compiled(*call), moe(*call))
     assert [one for one in targets if "gemmtune" in one] == ["gemmtune.moe_layer"], targets
     few_tokens.MOST = 0
@@ -357,10 +392,9 @@ def compiled_in_one_graph() -> None:
     ):  # fmt: skip
         assert torch.equal(by_aot(*call, **options), moe(*call, **options))
     x, gate_up, down, weights, ids = given
-    for few_tokens.MOST in (0, 64):
-        x, weights, ids = x[:2], weights[:2], ids[:2]
-        arguments = x, weights, ids, [gate_up], [down], ["", ""], [0, 0], None, None, False, None
-        torch.library.opcheck(torch.ops.gemmtune.moe_layer, arguments)
+    few_tokens.MOST = 64
+    arguments = x[:1], weights[:1], ids[:1], [gate_up], [down], ["", ""], [0, 0], None, None, False, None
+    torch.library.opcheck(torch.ops.gemmtune.moe_layer, arguments)
     x, ids = given[0], given[-1]
     end, of_one = torch.tensor([7], dtype=torch.int32), torch.randn(1, 48)
     for name, arguments in (
@@ -403,6 +437,7 @@ def main() -> None:
     for name in CHECKS:
         few(1024)
         few_tokens.MOST = 0
+        large_tiles()
         try:
             globals()[name]()
         except Exception:
