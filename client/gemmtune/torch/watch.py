@@ -1,5 +1,5 @@
-"""Who is told of the products and layers that run: reports and recordings. While nobody is, a product pays for one test
-of an empty list."""
+"""Who is told of the products and layers that run: reports and recordings. While nobody is, a product pays
+for one test of an empty list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Triton kernels of a layer of experts for few tokens: two launches that multiply vectors by the chosen experts'
-16-bit weights as they stream by. few_tokens.py launches them.
+"""Triton kernels of a layer of experts for few tokens: two launches that multiply vectors by the chosen
+experts' 16-bit weights as they stream by. few_tokens.py launches them.
 
 A slot is a token's choice: slot t * CHOSEN + i is token t's i-th expert. Nothing is sorted. Programs of slots
 that share an expert read the same weights at about the same time, so that all but one find them in the L2
@@ -21,7 +21,7 @@ STREAMED = tl.constexpr("evict_first")
 @triton.jit
 def biases_of(bias, places, within):
     """Biases in fp32, 0 where there are none. They are loaded early, so that no end waits for them."""
-    if bias is None:
+    if bias is None:  # noqa: SIM108  (Triton compiles both sides of an expression)
         found = 0.0
     else:
         found = tl.load(bias + places, mask=within, other=0.0).to(tl.float32)
@@ -137,6 +137,7 @@ def few_down(
     weights are there, and only `hidden` is waited for."""
     token = tl.program_id(0).to(tl.int64)
     expert, here = choices_of(ids, token, experts, CHOSEN, CHOICES)
+    share = shares_of(weights, token, CHOSEN, CHOICES)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     within = row < HIDDEN
     row = tl.where(within, row, HIDDEN - 1)
@@ -147,8 +148,8 @@ def few_down(
     ahead = ()
     for block in tl.static_range(AHEAD):
         k = block * BLOCK_K + at
-        ahead = ahead + (tl.load(lines + k, mask=mine & (k < INTER), other=0.0, eviction_policy=STREAMED),)
-    share = shares_of(weights, token, CHOSEN, CHOICES)
+        found = tl.load(lines + k, mask=mine & (k < INTER), other=0.0, eviction_policy=STREAMED)
+        ahead = ahead + (found,)  # noqa: RUF005  (Triton has no unpacking)
     biases = biases_of(bias, (expert * HIDDEN)[:, None] + row[None, :], here[:, None])
     if DEPENDENT:
         gdc_wait()

@@ -1,9 +1,10 @@
 """The kernels of few_tokens_kernels.py for experts' weights of 4 bits.
 
 Weights are read as words of 8 elements, the first in the lowest bits. A thread has whole words, and the 8
-elements of the vector that belong to each. Words are the first dimension of a tile: Triton lays out loads that
-are contiguous in no dimension, as those of scales, by the first, so that all tiles have one layout and nothing
-is exchanged between threads.
+elements of the vector that belong to each. Words are the first dimension of a tile: Triton lays out loads
+that are contiguous in no dimension, as those of scales, by the first, so that all tiles have one layout and
+nothing is exchanged between threads. For the same reason weights are loaded by single words, which
+do_not_specialize_on_alignment makes them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from gemmtune.torch.grouped.glue_kernels import begin
 
 #: Elements of a word.
 WORD = tl.constexpr(8)
-#: MXFP4's elements by their bits are fp32 numbers 2^126 too small. The vector is multiplied by 2^64 before, so
-#: that no product is subnormal, and the sum by the rest after.
+#: MXFP4's elements by their bits are fp32 numbers 2^126 too small. The vector is multiplied by 2^64 before,
+#: so that no product is subnormal (and activations from 2^64 on overflow), and the sum by the rest after.
 _BEFORE = tl.constexpr(2.0**64)
 _AFTER = tl.constexpr(2.0**62)
 
@@ -46,8 +47,8 @@ def _loaded(
     weight, scales, zeros, expert, row, k, within,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Words k of rows of experts' weights [N, K], with their scales and zero points as they are stored; 0 where
-    there are none."""
+    """Words k of rows of experts' weights [N, K], with their scales and zero points as they are stored; 0
+    where there are none."""
     line = expert * N + row
     found = tl.load(weight + line * (K // WORD) + k, mask=within, other=0, eviction_policy=STREAMED)
     group = k // (GROUP // WORD)
@@ -62,8 +63,8 @@ def _loaded(
 
 @triton.jit
 def _scaled(loaded, by, ZERO: tl.constexpr, AXIS: tl.constexpr):
-    """Words of weights by the elements of a vector: sums over each word's elements, by their scales. AXIS: the
-    words' rank."""
+    """Words of weights by the elements of a vector: sums over each word's elements, by their scales. AXIS:
+    the words' rank."""
     words, scale, zero = loaded
     if ZERO == "signed":
         words ^= -0x77777778  # -8 to 7 -> 0 to 15
@@ -145,7 +146,7 @@ def packed_down(
         k = block * (BLOCK_K // WORD) + at
         there = mine & (k < INTER // WORD)
         loaded = _loaded(weight, scales, zeros, experts_of, rows, k, there, HIDDEN, INTER, GROUP, ZERO)
-        ahead = ahead + (loaded,)
+        ahead = ahead + (loaded,)  # noqa: RUF005  (Triton has no unpacking)
     share = shares_of(weights, token, CHOSEN, CHOICES)
     biases = biases_of(bias, (expert * HIDDEN)[:, None] + row[None, :], here[:, None])
     if DEPENDENT:

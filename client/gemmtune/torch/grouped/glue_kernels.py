@@ -27,6 +27,7 @@ ALPHA = tl.constexpr(activation.ALPHA)
 
 @triton.jit
 def begin(DEPENDENT: tl.constexpr):
+    """Waits for the launch before, and lets the next one start."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()

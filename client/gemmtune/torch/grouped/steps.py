@@ -1,4 +1,4 @@
-"""A layer of experts by two grouped products, with one launch of a Triton kernel for each step beside them."""
+"""A layer of experts by two grouped products, with one launch of a Triton kernel for each step beside."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16
 class ExpertWeights(NamedTuple):
     """The experts' weights of one of the two products, as an operator of torch takes them.
 
-    tensors: [weight] of 16 bits; [weight, scale] of 8 bits; [data, scales] or [data, scales, zeros] of 4 bits,
-    which alone have a zero_point and a group_size."""
+    tensors: [weight] of 16 bits; [weight, scale] of 8 bits; [data, scales] or [data, scales, zeros] of 4
+    bits, which alone have a zero_point and a group_size."""
 
     tensors: list[Any]
     zero_point: str = ""

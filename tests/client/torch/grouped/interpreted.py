@@ -252,19 +252,27 @@ def whole_layers_of_gpt_oss() -> None:
 TYPES = (torch.bfloat16, torch.float16, torch.bfloat16)
 
 
-def large_tiles(first: Tiles = Tiles(32, 32, 1, 4), second: Tiles = Tiles(32, 16, 1, 4)) -> None:
+LARGE = Tiles(128, 32, 1, 4), Tiles(64, 32, 1, 4)
+
+
+def large_tiles(first: Tiles = LARGE[0], second: Tiles = LARGE[1]) -> None:
     """The interpreter takes as long for small tiles as for large ones."""
     few_tokens.tiles_of_gate_up = lambda *_: first
     few_tokens.tiles_of_down = lambda *_: second
 
 
+def most_slots(most: int) -> None:
+    """Layers of at most so many slots take the two launches."""
+    few_tokens.most_slots = lambda *_: most
+
+
 def two_launches(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """A layer by two launches."""
-    few_tokens.MOST = 64
+    most_slots(64)
     with mock.patch.object(steps, "by_kernels", side_effect=AssertionError("by products")):
         found = moe(*given, **options)
     assert found.dtype is given[0].dtype
-    few_tokens.MOST = 0
+    most_slots(0)
     return found
 
 
@@ -288,14 +296,14 @@ def layers_of_few_tokens() -> None:
     assert torch.equal(found, two_launches((wide.contiguous(), gate_up, down, weights, ids), {}))
     whole, halved = gate_up, torch.cat([down, down], 2)[:, :, ::2]
     for most, both in ((64, (whole, halved)), (64, (whole.float(), down)), (ids.numel() - 1, (whole, down))):
-        few_tokens.MOST = most
+        most_slots(most)
         assert not few_tokens.takes(x, ids, *(steps.weights_of(one, None) for one in both))
-    few_tokens.MOST = ids.numel()
+    most_slots(ids.numel())
     assert few_tokens.takes(x, ids, steps.weights_of(whole, None), steps.weights_of(down, None))
 
 
 def packed_layers_of_few_tokens() -> None:
-    """MXFP4, and integers with and without zero points, of both types of rows; forms of two kinds in one layer."""
+    """MXFP4, and integers with and without zero points, of both types of rows; two forms in one layer."""
     added = biases(hidden=HIDDEN, inter=INTERMEDIATE)
     layers = [layer4(form, dtype, 2) for form, dtype in zip(FORMS, TYPES, strict=True)]
     layers.append(layers[0][:2] + layers[1][2:])
@@ -306,7 +314,7 @@ def packed_layers_of_few_tokens() -> None:
         both = tuple(added.values()) if options else (0.0, 0.0)
         weights = given[3].nan_to_num(0.0)
         assert near(out, exact((*given[:3], weights, given[4]), biases=both, gated=gated))
-    x, gate_up, down, weights, ids = layers[0]
+    x, _, down, weights, ids = layers[0]
     # Every element, with scales from 2^-127, which is subnormal.
     data = torch.arange(256, dtype=torch.uint8).repeat(5, 96, 1)[:, :, :32].contiguous()
     scales = torch.tensor([0, 1, 127, 140], dtype=torch.uint8).repeat(24)[None, :, None].repeat(5, 2, 2)
@@ -316,7 +324,7 @@ def packed_layers_of_few_tokens() -> None:
     wanted = exact((x * 2.0**-10, every, down, weights.nan_to_num(0.0), ids))
     assert torch.isfinite(found).all()
     assert near(found, wanted)
-    few_tokens.MOST = 64
+    most_slots(64)
     integers = layer4("uint4", tokens=2)
     unknown = replace(integers[1], zeros=integers[1].scales.clone(), zero_point="float")
     both = steps.weights_of(unknown, None), steps.weights_of(integers[2], None)
@@ -324,8 +332,8 @@ def packed_layers_of_few_tokens() -> None:
 
 
 def blocks_and_rows_of_few_tokens() -> None:
-    """Sizes that tiles do not divide, blocks behind those loaded ahead, and numbers of experts of a token that are
-    no power of two."""
+    """Sizes that tiles do not divide, blocks behind those loaded ahead, and numbers of experts of a token
+    that are no power of two."""
     torch.manual_seed(6)
     experts, inter, hidden = 6, 37, 83
     gate_up = torch.randn(experts, 2 * inter, hidden).bfloat16() / 8
@@ -379,20 +387,21 @@ def compiled_in_one_graph() -> None:
         return graph.forward
 
     compiled = torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)
-    for few_tokens.MOST in (0, 8):
+    for most in (0, 8):
+        most_slots(most)
         for tokens in (7, 4):
             x, gate_up, down, weights, ids = given
             call = x[:tokens].clone(), gate_up, down, weights[:tokens].clone(), ids[:tokens].clone()
             assert torch.equal(compiled(*call), moe(*call))
     assert [one for one in targets if "gemmtune" in one] == ["gemmtune.moe_layer"], targets
-    few_tokens.MOST = 0
+    most_slots(0)
     by_aot = torch.compile(moe, backend=aot_eager, fullgraph=True)
     for call, options in (
-        (given, {}), (layer4(), added | OSS), (layer4("uint4"), {}), (layer8(), {}),
+        (given, {}), (layer4(tokens=2), added | OSS), (layer8(), {}),
     ):  # fmt: skip
         assert torch.equal(by_aot(*call, **options), moe(*call, **options))
     x, gate_up, down, weights, ids = given
-    few_tokens.MOST = 64
+    most_slots(64)
     arguments = x[:1], weights[:1], ids[:1], [gate_up], [down], ["", ""], [0, 0], None, None, False, None
     torch.library.opcheck(torch.ops.gemmtune.moe_layer, arguments)
     x, ids = given[0], given[-1]
@@ -436,7 +445,7 @@ def main() -> None:
     mend_interpreter()
     for name in CHECKS:
         few(1024)
-        few_tokens.MOST = 0
+        most_slots(0)
         large_tiles()
         try:
             globals()[name]()
