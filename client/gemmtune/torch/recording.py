@@ -24,7 +24,7 @@ from gemmtune.torch.layouts import NAMES, Product
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from gemmtune.torch.grouped.few_tokens import FewTokens
+    from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 
 
 class Recording:

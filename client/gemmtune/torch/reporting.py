@@ -12,7 +12,7 @@ from typing import Any
 from gemmtune.torch import extension, watch
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import ends
-from gemmtune.torch.grouped.few_tokens import FewTokens
+from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 from gemmtune.torch.served import in_use
 
 

@@ -10,7 +10,7 @@ from gemmtune.torch.nesting import is_inside
 
 if TYPE_CHECKING:
     from gemmtune.torch.any_product import AnyProduct
-    from gemmtune.torch.grouped.few_tokens import FewTokens
+    from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 
 
 class Watcher(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmtune.torch.grouped import glue, steps
+from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 from gemmtune.torch.grouped.steps import ExpertWeights
 from gemmtune.torch.layouts import NAMES
 from gemmtune.torch.watch import WATCHERS, tell_layer
@@ -32,17 +33,6 @@ _LIBRARY.define(
     "int[] group_sizes, Tensor? gate_up_bias, Tensor? down_bias, bool interleaved, float? limit) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
-
-
-class FewTokens(NamedTuple):
-    """A layer that two launches ran, for those who watch."""
-
-    tokens: int
-    chosen: int
-    experts: int
-    hidden: int
-    intermediate: int
-    type_name: str
 
 
 class Tiles(NamedTuple):

@@ -40,9 +40,8 @@ class ExpertWeights(NamedTuple):
         """Rows sorted by expert, by the weights of theirs. `scales`: of quantised rows."""
         if self.packed:
             data, of_groups, *zeros = self.tensors
-            return grouped_mm_w4a16(
-                rows, data, of_groups, ends, *zeros, group_size=self.group_size, zero_point=self.zero_point
-            )
+            own = data, of_groups, ends, zeros[0] if zeros else None, self.group_size
+            return grouped_mm_w4a16(rows, *own, zero_point=self.zero_point)
         if self.scaled:
             weight, of_blocks = self.tensors
             return scaled_grouped_mm(rows, weight, scales, of_blocks, ends, out_dtype=dtype)

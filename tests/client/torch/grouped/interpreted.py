@@ -402,8 +402,8 @@ def compiled_in_one_graph() -> None:
         assert torch.equal(by_aot(*call, **options), moe(*call, **options))
     x, gate_up, down, weights, ids = given
     most_slots(64)
-    arguments = x[:1], weights[:1], ids[:1], [gate_up], [down], ["", ""], [0, 0], None, None, False, None
-    torch.library.opcheck(torch.ops.gemmtune.moe_layer, arguments)
+    of_layer = x[:1], weights[:1], ids[:1], [gate_up], [down], ["", ""], [0, 0], None, None, False, None
+    torch.library.opcheck(torch.ops.gemmtune.moe_layer, of_layer)
     x, ids = given[0], given[-1]
     end, of_one = torch.tensor([7], dtype=torch.int32), torch.randn(1, 48)
     for name, arguments in (
