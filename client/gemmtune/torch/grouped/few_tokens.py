@@ -61,7 +61,8 @@ def takes(x: Any, ids: Any, gate_up: ExpertWeights, down: ExpertWeights) -> bool
 
 def _readable(x: Any, weights: ExpertWeights) -> bool:
     first = weights.tensors[0]
-    if not first.numel() or first[0].numel() >= _MOST_ELEMENTS or not first.is_contiguous():
+    elements = first.shape[1] * first.shape[2] * (2 if weights.packed else 1)
+    if not 0 < elements < _MOST_ELEMENTS or not first.is_contiguous():
         return False
     if weights.packed:
         return weights.zero_point in _ZERO_POINTS and first.data_ptr() % _WORD_BYTES == 0
@@ -182,9 +183,7 @@ for _device in glue.DEVICES:
 torch.library.register_fake("gemmtune::moe_layer", _fake, lib=_LIBRARY)
 
 
-def layer(
-    x: Any, weights: Any, ids: Any, gate_up: ExpertWeights, down: ExpertWeights, *more: Any
-) -> Any:  # fmt: skip
+def layer(x: Any, weights: Any, ids: Any, gate_up: ExpertWeights, down: ExpertWeights, *more: Any) -> Any:
     """The layer of rows that glue.runs() takes: by two launches where takes() says so when it runs, else as
     steps.by_kernels(). `more`: the biases, interleaved and limit, as there."""
     return torch.ops.gemmtune.moe_layer(

@@ -62,7 +62,8 @@ def moe(
     experts. There are no gradients of weights of 8 and 4 bits.
 
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
-    one launch each; elsewhere they are torch's operations. Both give the products the same rows."""
+    one launch each; elsewhere they are torch's operations. Both give the products the same rows. A few tokens
+    run there by two launches without products (few_tokens.takes())."""
     limit = limit_of(activation, swiglu_limit)
     check(x, gate_up, down, weights, ids)
     check_biases(x, gate_up, down, gate_up_bias, down_bias)
