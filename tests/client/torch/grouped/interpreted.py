@@ -279,7 +279,7 @@ def two_launches(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
 def layers_of_few_tokens() -> None:
     """They are those by products but for the order of their sums."""
     for dtype, kind in ((torch.bfloat16, torch.int64), (torch.float16, torch.int32)):
-        x, gate_up, down, weights, ids = (one[:4] if len(one) == 7 else one for one in layer(dtype))
+        x, gate_up, down, weights, ids = (one[:3] if len(one) == 7 else one for one in layer(dtype))
         weights[0], ids[0], ids[1, 0] = float("nan"), -1, 5
         given = x, gate_up, down, weights, ids.to(kind)
         added = biases(torch.float32 if kind is torch.int32 else torch.bfloat16)

@@ -76,7 +76,7 @@ _SIGNATURES: dict[str, dict[str, Any]] = {
     },
     "few_down": {
         "hidden": "*bf16", "ids": "*i64", "weights": _F32, "weight": "*bf16", "bias": None, "out": "*bf16",
-        "experts": _I32, "CHOSEN": 8, "CHOICES": 8, "HIDDEN": 2048, "INTER": 768, "ROWS": 2, "BLOCK_K": 256,
+        "experts": _I32, "CHOSEN": 8, "CHOICES": 8, "HIDDEN": 2048, "INTER": 768, "ROWS": 1, "BLOCK_K": 256,
         "AHEAD": 2,
     },
     "packed_gate_up": {
@@ -87,7 +87,7 @@ _SIGNATURES: dict[str, dict[str, Any]] = {
     "packed_down": {
         "hidden": "*fp16", "ids": "*i32", "weights": "*fp16", "weight": "*i32", "scales": "*fp16",
         "zeros": "*i32", "bias": None, "out": "*fp16", "experts": _I32, "CHOSEN": 6, "CHOICES": 8,
-        "HIDDEN": 2048, "INTER": 768, "ROWS": 2, "BLOCK_K": 256, "AHEAD": 2, "GROUP": 128,
+        "HIDDEN": 2048, "INTER": 768, "ROWS": 1, "BLOCK_K": 256, "AHEAD": 1, "GROUP": 128,
         "ZERO": _Text("uint4"),
     },
 }  # fmt: skip
