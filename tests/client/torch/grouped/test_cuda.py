@@ -222,7 +222,8 @@ def test_4_bit_weights_without_rows(tokens: int, form: str) -> None:
     given = layer4(tokens, form)
     x, gate_up, down, weights, ids = given
     both = gate_up.dequantize(torch.bfloat16), down.dequantize(torch.bfloat16)
-    assert close(moe(*given), moe(x, *both, weights, ids), 0.004)
+    # At 1 token integers by their scales are not rounded to bf16.
+    assert close(moe(*given), moe(x, *both, weights, ids), 0.008)
     captured(tokens, given, biases() | OSS)
 
 
@@ -282,7 +283,9 @@ def test_few_tokens_by_4_bit_weights(form: str) -> None:
         wide = [one.dequantize(torch.bfloat16) for one in both]
         for more in ({}, OSS):
             found = by_launches(x, *both, weights, ids, **more)
-            assert close(found, by_launches(x, *wide, weights, ids, **more), 0.004)
+            # MXFP4 is exact in bf16; integers by their scales are rounded there.
+            most = 0.004 if form == "mxfp4" else 0.008
+            assert close(found, by_launches(x, *wide, weights, ids, **more), most)
 
 
 def problems(rows: int) -> Iterator[GemmProblem]:
