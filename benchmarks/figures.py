@@ -68,7 +68,7 @@ STEPS = (
     ),
     _step("moe-layer", 4, "benchmarks.moe_layer --quick --minutes 4 --json OUT"),
     _step(
-        "moe-layer-weights", 5, "benchmarks.moe_layer --quick --kinds mxfp4 w4a16 --minutes 5 --json OUT"
+        "moe-layer-weights", 5, "benchmarks.moe_layer --quick --kinds mxfp4 w4a16 --tokens 1 8 64 512 --minutes 5 --json OUT"
     ),
     _served("moe-models", 6, "mixtral-4-layers qwen3-30b-a3b-8-layers", "1 8 64"),
     _step("grouped", 2, "benchmarks.grouped --quick --json OUT"),

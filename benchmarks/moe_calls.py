@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -74,13 +75,32 @@ def steps_us(torch: Any, device: Any, layer: Layer) -> dict[str, float]:
 
 
 @contextmanager
-def by_table(table: Any) -> Iterator[None]:
-    """moe()'s products by the rows of a table, their kernels loaded."""
+def by_table(table: Any, most: int | None = None) -> Iterator[None]:
+    """moe()'s products by the rows of a table, their kernels loaded. `most`: of two_launches()."""
     import gemmtune.torch  # noqa: PLC0415
 
-    with gemmtune.torch.enable(table) as enabled:
+    with two_launches(most), gemmtune.torch.enable(table) as enabled:
         enabled.load()
         yield
+
+
+@contextmanager
+def two_launches(most: int | None) -> Iterator[None]:
+    """moe() takes two launches, without products, up to `most` slots (tokens times experts of a token); None is what
+    moe() does."""
+    from gemmtune.torch.grouped import few_tokens  # noqa: PLC0415
+
+    patched = mock.patch.object(few_tokens, "most_slots", return_value=most)
+    with nullcontext() if most is None else patched:
+        yield
+
+
+def takes_two_launches(layer: Layer) -> bool:
+    """Whether moe() does, where it runs kernels at all."""
+    from gemmtune.torch.grouped import few_tokens, glue, steps  # noqa: PLC0415
+
+    both = (steps.weights_of(one, None) for one in layer.copies[0])
+    return glue.runs(layer.x) and few_tokens.takes(layer.x, layer.ids, *both)
 
 
 @contextmanager
@@ -92,18 +112,44 @@ def by_torchs_steps() -> Iterator[None]:
         yield
 
 
+#: The ways whose products are vLLM's, by the bundle that has them; and those that multiply 4-bit weights as they are
+#: stored.
+VLLM = ("vllm", "vllm_newer")
+OF_STORED = {"ours", "products", "launches"}
+#: The most slots (tokens times experts of a token) of which two launches are timed where moe() does not take them.
+MOST_SLOTS = 64
+#: What has to run a way.
+ROWS, LAUNCHES, ANY = "rows", "launches", ""
 Way = Callable[[], AbstractContextManager[None]]
+
+
+def ways_of(
+    kind: str, loaded: Mapping[str, Any], slots: int, few: bool, has_kernels: bool
+) -> dict[str, tuple[Way, str]]:
+    """Name of a way -> how it is taken, and what has to run it. `few`: moe() takes two launches."""
+    ways: dict[str, tuple[Way, str]] = {}
+    if "ours" in loaded:
+        ways["ours"] = partial(by_table, loaded["ours"]), LAUNCHES if few else ROWS
+        if few:
+            ways["products"] = partial(by_table, loaded["ours"], 0), ROWS
+    if not few and has_kernels and slots <= MOST_SLOTS:
+        ways["launches"] = partial(two_launches, slots), LAUNCHES
+    if kind == "bf16":
+        ways |= {name: (partial(by_table, loaded[name], 0), ROWS) for name in VLLM if name in loaded}
+    elif "ours" in loaded:
+        ways["ours_bf16"] = partial(by_table, loaded["ours"]), ANY
+    return ways | {"torch": (partial(two_launches, 0), ANY), "torch_steps": (by_torchs_steps, ANY)}
 
 
 def times(
     torch: Any,
     device: Any,
     layer: Layer,
-    ways: dict[str, tuple[Way, bool]],
+    ways: dict[str, tuple[Way, str]],
     others: Mapping[str, Layer] | None = None,
 ) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
     """Name of a way -> microseconds, errors, and why a way was not timed. A way is checked before it is timed: its
-    result, and, where the flag says so, that rows of a table ran both products. Ways are timed one after another, then
+    result, and what ran it: ROWS, both products by rows of a table, or LAUNCHES, two launches without products. Ways are timed one after another, then
     in the opposite order; a way's time is the mean of both. `others`: the layer of a way that has its weights in another
     form."""
     import gemmtune.torch  # noqa: PLC0415
@@ -112,14 +158,16 @@ def times(
     every = {name: calls(others[name]) if others and name in others else own for name in ways}
     errors: dict[str, float] = {}
     wrong: dict[str, str] = {}
-    for name, (way, by_rows) in ways.items():
+    for name, (way, path) in ways.items():
         with way(), gemmtune.torch.report() as count:
             errors[name] = error(every[name][0](), wanted)
         report = count.report()
         if not errors[name] < TOLERANCE:
             wrong[name] = f"the result is off by {errors[name]:.3g} of its norm"
-        elif by_rows and (report.hits, report.misses) != (2, 0):
+        elif path == ROWS and (report.hits, report.misses) != (2, 0):
             wrong[name] = f"rows ran {report.hits} of the two products"
+        elif path == LAUNCHES and (len(report.layers), report.misses) != (1, 0):
+            wrong[name] = "the layer did not run by two launches"
     turns: dict[str, list[float]] = {name: [] for name in ways if name not in wrong}
     for name in [*turns, *reversed(turns)]:
         with ways[name][0]():

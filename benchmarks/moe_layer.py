@@ -1,25 +1,27 @@
 """Whole layers of mixtures of experts: moe() by tuned rows, by vLLM's untuned configurations, and by torch's products.
 
     python -m benchmarks.moe_layer --json OUT [--quick] [--kinds bf16 w4a16 mxfp4] [--models qwen3-30b-a3b mixtral-8x7b]
-        [--tokens 1 8 64 512 4096] [--routings uniform skewed] [--seconds S] [--minutes M] [--device cuda|hip|cpu]
+        [--tokens 1 2 4 8 64 512 4096] [--routings uniform skewed] [--seconds S] [--minutes M] [--device cuda|hip|cpu]
 
 First both products of every layer are tuned with uniform routing, few tokens first, on one device that has all experts;
 `--minutes` begins no further product after 60% of that time, and no further layer after all of it. `--quick`: the first model of each kind
-(of bf16 Qwen3-30B-A3B) at 1, 8, 64 and 512 tokens, uniform, one second of measuring for each product. Kinds of weights (default: bf16) are
+(of bf16 Qwen3-30B-A3B) at 1, 2, 4, 8, 64 and 512 tokens, uniform, one second of measuring for each product. Kinds of weights (default: bf16) are
 those of benchmarks.grouped, w4a16 of Qwen3-30B-A3B and mxfp4 of gpt-oss-20b, whose layer has biases and an activation of its own. On a CPU nothing is tuned, since no family of CPUs
 multiplies groups, and a small layer is called without a graph: that shows that the command works.
 
 A row is a layer with its tokens and routing: routing and gathering rows, gate and up together, silu(gate) * up, down,
 and the weighted sum, in a CUDA graph, all in one process, with cold weights. Ways are the same function, gemmtune.torch.moe,
-and so have the same kernels between the products. `ours`: both products by the fastest kernels of the tuning that programs
-can launch, won or not. `vllm` and `vllm_newer`: both by the family triton-fused-moe in the configuration that vLLM runs
+and so have the same kernels between the products. `ours`: moe() as it decides: of few tokens by two launches without tuned
+kernels, else both products by the fastest kernels of the tuning that programs can launch, won or not. `products`: both products by these
+kernels where moe() takes two launches; `launches`: two launches where it takes the products, up to 64 tokens times experts of a
+token. `vllm` and `vllm_newer`: both by the family triton-fused-moe in the configuration that vLLM runs
 without a file for the device, in earlier and in newer releases, with rows gathered before the first product, where vLLM
 gathers in it and sorts by two launches and sums by one. `torch`: both by torch._grouped_mm. `torch_steps`: the same with torch's operations
 between them. Rows that were tuned with uniform routing serve both routings. Each result is checked against float64 before it is timed;
 `errors` are shares of the reference's norm, and a way that is wrong, or whose rows did not run, is in `wrong` with the reason and has no
 time. `over_vllm` is the faster of the two vLLM's times over ours. Of 4-bit weights `ours` is moe() of
 them, whose products of bf16 are tuned, too: `ours_bf16` is moe() of the same weights dequantised to bf16 beforehand, by the fastest kernels of
-bf16, `torch` and `torch_steps` are of these as well, and there are no vLLM's. `over_bf16` is `ours_bf16` over `ours`. `steps_us` has the steps between the products alone, in cache.
+bf16, `torch` and `torch_steps` are of these as well, and there are no vLLM's. `over_bf16` is `ours_bf16` over `ours`, `over_products` and `over_launches` likewise. `steps_us` has the steps between the products alone, in cache.
 `reading_us` is the time to read the weights of the experts that have rows, and what else the two products read and write, at the measured bandwidth.
 """
 
@@ -29,9 +31,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -48,7 +48,7 @@ from backends.registry import FoundDevice
 from backends.solution import Solution
 from benchmarks import grouped
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, say, tune
-from benchmarks.moe_calls import Way, by_table, by_torchs_steps, steps_us, times
+from benchmarks.moe_calls import OF_STORED, VLLM, steps_us, takes_two_launches, times, ways_of
 from benchmarks.moe_operands import Layer, Size, dequantised, made
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
@@ -68,14 +68,12 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "bf16": (("qwen3-30b-a3b", "mixtral-8x7b"), SMALL), "w4a16": (("qwen3-30b-a3b",), SMALL),
     "mxfp4": (("gpt-oss-20b",), SMALL_OSS),
 }  # fmt: skip
-TOKENS = (1, 8, 64, 512, 4096)
-QUICK_TOKENS = (1, 8, 64, 512)
+TOKENS = (1, 2, 4, 8, 64, 512, 4096)
+QUICK_TOKENS = TOKENS[:-1]
 #: What is tried: kernels that a program can launch from a bundle.
 TRIED = ("grouped-ring", "grouped-wgmma", "grouped-dequant-wgmma", "grouped-tile", TritonFusedMoe.name)
 #: The share of the minutes after which nothing more is tuned.
 _TUNING_SHARE = 0.6
-#: The ways whose products are rows, by the bundle that has them.
-VLLM = ("vllm", "vllm_newer")
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,8 @@ def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
     """Times over ours; of vLLM's two the faster."""
     ours, vllm = us.get("ours"), [us[name] for name in VLLM if name in us]
     others = {"vllm": min(vllm, default=None), "torch": us.get("torch"), "torch_steps": us.get("torch_steps"),
-              "bf16": us.get("ours_bf16")}  # fmt: skip
+              "bf16": us.get("ours_bf16"), "products": us.get("products"),
+              "launches": us.get("launches")}  # fmt: skip
     return {f"over_{name}": one / ours if ours and one else None for name, one in others.items()}
 
 
@@ -249,16 +248,10 @@ def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> 
     groups = group_of(size.hidden), group_of(size.inter)
     layer = made(torch, size, case.tokens, case.routing, device, case.kind, groups)
     others: dict[str, Layer] = {}
-    ways: dict[str, tuple[Way, bool]] = {
-        name: (partial(by_table, table), True)
-        for name, table in loaded.items()
-        if case.kind == "bf16" or name not in VLLM
-    }
-    ways |= {"torch": (nullcontext, False), "torch_steps": (by_torchs_steps, False)}
+    few = takes_two_launches(layer)
+    ways = ways_of(case.kind, loaded, layer.ids.numel(), few, device.type == "cuda")
     if case.kind != "bf16":
-        if "ours" in ways:
-            ways["ours_bf16"] = ways["ours"]
-        others = dict.fromkeys(ways.keys() - {"ours"}, dequantised(torch, layer))
+        others = dict.fromkeys(ways.keys() - OF_STORED, dequantised(torch, layer))
     us, errors, wrong = times(torch, device, layer, ways, others)
     active = len(layer.ids.unique())
     return {

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from gemmtune.torch.grouped import few_tokens
 
 from backends.environment import Environment
 from backends.outcome import Status
 from backends.solution import Solution
 from benchmarks import moe_calls, moe_layer
 from benchmarks.cuda_tuned import Tuned
-from benchmarks.moe_calls import Way, error, times
+from benchmarks.moe_calls import ANY, LAUNCHES, ROWS, Way, error, takes_two_launches, times, ways_of
 from benchmarks.moe_layer import (
     MODELS,
     Case,
@@ -39,7 +40,7 @@ H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", librarie
 def test_quick_and_a_cpu_choose_the_layers() -> None:
     every = parsed(["--json", "out.json"])
     qwen, mixtral = ("bf16", "qwen3-30b-a3b"), ("bf16", "mixtral-8x7b")
-    assert (every.layers, every.tokens) == ([qwen, mixtral], [1, 8, 64, 512, 4096])
+    assert (every.layers, every.tokens) == ([qwen, mixtral], [1, 2, 4, 8, 64, 512, 4096])
     assert (every.routings, every.seconds) == (["uniform", "skewed"], 3.0)
     quick = parsed(["--json", "out.json", "--quick", "--seconds", "2"])
     assert (quick.layers, quick.routings, quick.seconds) == ([qwen], ["uniform"], 2.0)
@@ -108,10 +109,14 @@ def test_a_way_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     def doubled(layer: Any) -> list[Callable[[], Any]]:
         return [lambda: 2 * call()]
 
-    ways: dict[str, tuple[Way, bool]] = {"torch": (nullcontext, False), "rows": (nullcontext, True)}
+    ways: dict[str, tuple[Way, str]] = {
+        "torch": (nullcontext, ANY), "rows": (nullcontext, ROWS), "launches": (nullcontext, LAUNCHES),
+    }  # fmt: skip
     us, errors, wrong = times(torch, CPU, layer, ways)
     assert set(us) == {"torch"}
-    assert wrong == {"rows": "rows ran 0 of the two products"}
+    assert wrong == {
+        "rows": "rows ran 0 of the two products", "launches": "the layer did not run by two launches",
+    }  # fmt: skip
     monkeypatch.setattr(moe_calls, "calls", doubled)
     us, errors, wrong = times(torch, CPU, layer, ways)
     assert (us, round(errors["torch"], 1)) == ({}, 1.0)
@@ -128,7 +133,7 @@ def test_layers_of_every_kind_are_right(kind: str, gpt_oss: bool) -> None:
     if kind == "bf16":
         return
     wide = dequantised(torch, layer)
-    ways: dict[str, tuple[Way, bool]] = {"torch": (nullcontext, False), "ours": (nullcontext, False)}
+    ways: dict[str, tuple[Way, str]] = {"torch": (nullcontext, ANY), "ours": (nullcontext, ANY)}
     us, errors, wrong = times(torch, CPU, layer, ways, {"torch": wide})
     assert (set(us), wrong) == ({"torch", "ours"}, {})
     assert errors["torch"] < moe_calls.TOLERANCE
@@ -156,7 +161,10 @@ def test_the_fastest_kernel_is_the_verdicts_or_the_screenings() -> None:
 
 def test_ratios_are_over_ours() -> None:
     us = {"ours": 10.0, "vllm": 15.0, "vllm_newer": 13.0, "torch": 20.0, "torch_steps": 30.0}
-    assert ratios(us) == {"over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0, "over_bf16": None}
+    assert ratios({**us, "launches": 12.0}) == {
+        "over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0, "over_bf16": None,
+        "over_products": None, "over_launches": 1.2,
+    }  # fmt: skip
     assert ratios({"ours": 10.0, "ours_bf16": 17.0})["over_bf16"] == 1.7
     assert set(ratios({"torch": 20.0}).values()) == {None}
     row = {"model": "mixtral-8x7b", "kind": "bf16", "tokens": 8, **ratios(us)}
@@ -218,3 +226,18 @@ def test_ours_is_of_the_stored_weights_and_others_of_bf16(monkeypatch: pytest.Mo
     given.clear()
     moe_layer.measured(torch, CPU, Case("small", 2, "uniform"), loaded)
     assert list(given) == ["ours", "vllm", "vllm_newer", "torch", "torch_steps"]
+
+
+def test_few_tokens_are_timed_both_ways() -> None:
+    loaded = {"ours": None, "vllm_newer": None}
+    few = ways_of("bf16", loaded, 32, True, True)
+    assert {name: path for name, (_, path) in few.items()} == {
+        "ours": LAUNCHES, "products": ROWS, "vllm_newer": ROWS, "torch": ANY, "torch_steps": ANY,
+    }  # fmt: skip
+    more = ways_of("bf16", loaded, 64, False, True)
+    assert (list(more)[:2], more["ours"][1], more["launches"][1]) == (["ours", "launches"], ROWS, LAUNCHES)
+    assert "launches" not in ways_of("bf16", loaded, 65, False, True)
+    with few["torch"][0]():
+        assert few_tokens.most_slots(128, False) == 0
+    assert few_tokens.most_slots(128, False) >= 8
+    assert not takes_two_launches(made(torch, Size(4, 2, 64, 32), 1, "uniform", CPU)), "a CPU takes products"

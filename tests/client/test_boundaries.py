@@ -17,6 +17,8 @@ from tests.test_imports import _imports as imports
 
 CLIENT = Path(__file__).parents[2] / "client"
 PACKAGE = CLIENT / "gemmtune"
+#: Modules of Triton's kernels.
+_TRITON = ("glue_kernels.py", "few_tokens_kernels.py", "few_tokens_packed_kernels.py")
 
 
 def _imported(path: Path) -> set[str]:
@@ -43,7 +45,7 @@ def test_only_gemmtune_torch_imports_torch() -> None:
         # torch needs typing_extensions itself.
         allowed = {"torch", "typing_extensions"} if _below(path, "torch") else set()
         # A module that is imported where Triton is installed.
-        allowed |= {"triton"} if path.name == "glue_kernels.py" else set()
+        allowed |= {"triton"} if path.name in _TRITON else set()
         # A function that is called with a model of that library.
         allowed |= {"transformers"} if path.name == "transformers_experts.py" else set()
         assert foreign <= allowed, f"{path} imports {foreign - allowed}"

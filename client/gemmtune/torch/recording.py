@@ -24,6 +24,8 @@ from gemmtune.torch.layouts import NAMES, Product
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from gemmtune.torch.grouped.few_tokens_layer import FewTokens
+
 
 class Recording:
     """Products and how often each ran. Use as a context manager, or start() and stop() it.
@@ -84,6 +86,9 @@ class Recording:
         captured = device_type == "cuda" and torch.cuda.is_current_stream_capturing()
         with self._lock:
             self._calls[product] += self._replays if captured else 1
+
+    def saw_layer(self, layer: FewTokens, device_type: str) -> None:
+        """See Watcher. Such a layer has no products to tune."""
 
     def problems(self) -> list[dict[str, Any]]:
         """The problems in the form in which people write them, each with its `count`; the most frequent

@@ -12,6 +12,7 @@ from typing import Any
 from gemmtune.torch import extension, watch
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import ends
+from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 from gemmtune.torch.served import in_use
 
 
@@ -36,6 +37,26 @@ class Line:
         by = f"{self.speedup:.3f}x {self.seconds_saved * 1e3:9.3f} ms" if self.hit else "torch"
         sizes = f"{self.m:7} {self.n:7} {self.k:7} {self.batch:5}"
         return f"{sizes}  {self.dtype:10} {self.extra:5} {self.calls:8}  {by}"
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """The calls of a layer of experts (moe()) that ran by two launches, without products. `chosen`: experts
+    of a token. Under a graph's capture a call is counted once, whatever its replays."""
+
+    tokens: int
+    chosen: int
+    experts: int
+    hidden: int
+    intermediate: int
+    dtype: str
+    calls: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.calls} calls of a layer by two launches: {self.tokens} tokens, {self.chosen} of "
+            f"{self.experts} experts, {self.hidden} x {self.intermediate}, {self.dtype}"
+        )
 
 
 @dataclass(frozen=True)
@@ -64,12 +85,14 @@ class Report:
     """The lines, those that saved most first, then those that torch ran most often. `memory` is what the
     tables in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts
     them. `wrong_ends`: ends of groups that rows read though they were negative, beyond the rows or before
-    the end of the group before; rows of such groups are wrong, and no other memory is touched."""
+    the end of the group before; rows of such groups are wrong, and no other memory is touched. `layers`:
+    layers of experts that ran without products, those called most often first."""
 
     lines: tuple[Line, ...]
     memory: Memory
     path: str
     wrong_ends: int = 0
+    layers: tuple[LayerLine, ...] = ()
 
     @property
     def hits(self) -> int:
@@ -93,7 +116,7 @@ class Report:
         saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
         total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
         rows = [str(line) for line in self.lines]
-        tail = [total, str(self.memory), f"rows are launched by {self.path}"]
+        tail = [*map(str, self.layers), total, str(self.memory), f"rows are launched by {self.path}"]
         if self.wrong_ends:
             what = "negative, beyond the rows, or before the end of the group before"
             tail.append(f"{self.wrong_ends} ends of groups were wrong ({what}): look at what makes offs")
@@ -106,6 +129,7 @@ class Count:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Counter[tuple[AnyProduct, Any]] = Counter()
+        self._layers: Counter[FewTokens] = Counter()
         ends.prepare()
         self._wrong_before = ends.counted()
 
@@ -114,14 +138,20 @@ class Count:
         with self._lock:
             self._calls[(product, row)] += 1
 
+    def saw_layer(self, layer: FewTokens, device_type: str) -> None:
+        """See Watcher."""
+        with self._lock:
+            self._layers[layer] += 1
+
     def report(self) -> Report:
         """What was counted so far. Waits for the devices."""
         with self._lock:
-            calls = dict(self._calls)
+            calls, counted = dict(self._calls), self._layers.most_common()
         lines = [_line(product, row, count) for (product, row), count in calls.items()]
         ordered = sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))
         wrong = ends.counted() - self._wrong_before
-        return Report(tuple(ordered), memory(), extension.path_in_use(), wrong)
+        layers = tuple(LayerLine(*one, count) for one, count in counted)
+        return Report(tuple(ordered), memory(), extension.path_in_use(), wrong, layers)
 
 
 def memory() -> Memory:

@@ -1,5 +1,5 @@
-"""Who is told of the products that run: reports and recordings. While nobody is, a product pays for one test
-of an empty list."""
+"""Who is told of the products and layers that run: reports and recordings. While nobody is, a product pays
+for one test of an empty list."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from gemmtune.torch.nesting import is_inside
 
 if TYPE_CHECKING:
     from gemmtune.torch.any_product import AnyProduct
+    from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 
 
 class Watcher(Protocol):
-    """Is told of every product."""
+    """Is told of every product, and of layers that run without."""
 
     def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """A product ran: by `row` (a TunedRow), or by torch if that is None."""
+
+    def saw_layer(self, layer: FewTokens, device_type: str) -> None:
+        """A layer of experts ran by two launches, without products."""
 
 
 #: Tested for emptiness at every product.
@@ -47,3 +51,11 @@ def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:
         return
     for one in tuple(WATCHERS):
         one.saw(product, row, device_type)
+
+
+def tell_layer(layer: FewTokens, device_type: str) -> None:
+    """Tells every watcher of a layer."""
+    if is_inside():
+        return
+    for one in tuple(WATCHERS):
+        one.saw_layer(layer, device_type)

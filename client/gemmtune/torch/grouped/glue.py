@@ -21,7 +21,8 @@ BLOCK = 128
 TYPES = (torch.bfloat16, torch.float16)
 #: Whether Triton runs kernels by its interpreter, on the host's tensors.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
+#: Types of devices that run kernels.
+DEVICES = ("cuda", "cpu") if _INTERPRETED else ("cuda",)
 #: What this Triton has to have: programmatic dependent launch. Triton 3.6 has it.
 _NEEDED = "language", "extra", "cuda", "gdc.py"
 #: Sizes of the block of ids that one program compares, for calls of at most as many. More ids are routed by
@@ -59,7 +60,7 @@ _HAS_TRITON = _has_triton()
 def runs(x: Any, *others: Any) -> bool:
     """Whether the kernels run for rows `x`: on a GPU of a torch that has Triton, for 16-bit floats, where no
     operand needs a gradient."""
-    if not _HAS_TRITON or x.device.type not in _DEVICES or x.dtype not in TYPES:
+    if not _HAS_TRITON or x.device.type not in DEVICES or x.dtype not in TYPES:
         return False
     return not (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others)))
 
@@ -72,7 +73,7 @@ def _kernels() -> Any:
 
 
 @cache
-def _launched(device: Any) -> dict[str, Any]:
+def launched(device: Any) -> dict[str, Any]:
     """How kernels are launched on a device: from sm_90 on by programmatic dependent launch."""
     if device.type != "cuda" or torch.version.hip is not None:
         return {"DEPENDENT": False}
@@ -80,7 +81,7 @@ def _launched(device: Any) -> dict[str, Any]:
     return {"DEPENDENT": dependent, "launch_pdl": dependent}
 
 
-def _on(x: Any) -> Any:
+def on(x: Any) -> Any:
     """Launches of the block go to x's device: Triton takes torch's current one."""
     if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
         return nullcontext()
@@ -117,9 +118,9 @@ def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
     (tokens, chosen), columns = ids.shape, x.shape[1]
     count = tokens * chosen
     programs, blocks = _over(columns)
-    how = _launched(x.device)
+    how = launched(x.device)
     given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise, **how}
-    with _on(x):
+    with on(x):
         if count <= _FEW[-1]:
             size = next(one for one in _FEW if count <= one)
             kernels.route_and_gather[max(count, experts), programs](
@@ -141,12 +142,12 @@ def _activation(
         programs, blocks = _over(columns)
         # Only a bias needs a row's expert.
         padded = 1 if bias is None else 1 << (experts - 1).bit_length()
-        with _on(hidden):
+        with on(hidden):
             _kernels().gated_activation[rows, programs](
                 hidden.contiguous(), ends, None if bias is None else bias.contiguous(),
                 _bytes(out, quantise), scales, experts, columns, limit,
                 EXPERTS=padded, BLOCKS=blocks, INTERLEAVED=interleaved, QUANTISE=quantise,
-                **_launched(hidden.device),
+                **launched(hidden.device),
             )  # fmt: skip
     return made
 
@@ -157,10 +158,10 @@ def _sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any, ids: Any) -
     if tokens:
         size = _COLUMNS if tokens <= _MANY else _MANY_COLUMNS
         biases = (None, None) if bias is None else (bias.contiguous(), ids.contiguous())
-        with _on(rows):
+        with on(rows):
             _kernels().weighted_sum[tokens, -(-columns // size)](
                 rows.contiguous(), place.contiguous(), weights.contiguous(), *biases, out, columns,
-                CHOSEN=chosen, COLUMNS=size, **_launched(rows.device),
+                CHOSEN=chosen, COLUMNS=size, **launched(rows.device),
             )  # fmt: skip
     return out
 
@@ -180,7 +181,7 @@ for _name, _run, _fake in (
     ("moe_activation", _activation, _fake_activation),
     ("moe_sum", _sum, _fake_sum),
 ):
-    for _device in _DEVICES:
+    for _device in DEVICES:
         _LIBRARY.impl(_name, _run, _device.upper())
     torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
 

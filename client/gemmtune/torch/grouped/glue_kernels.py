@@ -26,7 +26,8 @@ ALPHA = tl.constexpr(activation.ALPHA)
 
 
 @triton.jit
-def _begin(DEPENDENT: tl.constexpr):
+def begin(DEPENDENT: tl.constexpr):
+    """Waits for the launch before, and lets the next one start."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
@@ -85,7 +86,7 @@ def route_and_gather(
 ):  # fmt: skip
     """Routing and the rows of few ids (count <= IDS), in one launch: a program counts the ids that sort
     before its own, and copies the token's row there. Programs are ids, and experts for their ends."""
-    _begin(DEPENDENT)
+    begin(DEPENDENT)
     own = tl.program_id(0)
     block = tl.program_id(1)
     at = tl.arange(0, IDS)
@@ -116,7 +117,7 @@ def route_and_gather(
 def route(ids, ends, place, count, experts, TILE: tl.constexpr, DEPENDENT: tl.constexpr):
     """Routing of many ids, in one launch: a program is an expert, which counts the ids of those before it,
     then places its own in their order. Nothing waits for another program."""
-    _begin(DEPENDENT)
+    begin(DEPENDENT)
     expert = tl.program_id(0)
     before = tl.zeros([TILE], tl.int32)
     mine = tl.zeros([TILE], tl.int32)
@@ -149,7 +150,7 @@ def gather(
     CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A token's row to the places of its experts; quantised once for all of them."""
-    _begin(DEPENDENT)
+    begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     at, blocks = _positions(tl.program_id(1), BLOCKS)
     found = tl.load(x + token * columns + at, mask=at < columns, other=0.0)
@@ -182,6 +183,19 @@ def _gate_and_up(row, at, blocks, columns, BLOCKS: tl.constexpr, INTERLEAVED: tl
     return gate, up
 
 
+@triton.jit
+def gated(gate, up, limit):
+    """silu(gate) * up, or with a limit swigluoai."""
+    if limit is not None:
+        # Comparisons, so that NaN stays NaN.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        found = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    else:
+        found = gate / (1.0 + tl.exp(-gate)) * up
+    return found
+
+
 @triton.jit(do_not_specialize=["experts"])
 def gated_activation(
     hidden, ends, bias, out, scales, experts, columns, limit,
@@ -191,7 +205,7 @@ def gated_activation(
     """The activation of rows [2 * columns] in fp32, after the bias of the row's expert where there is one:
     silu(gate) * up, or with a limit swigluoai. Rows of no expert are left alone. EXPERTS: a power of two, at
     least `experts`."""
-    _begin(DEPENDENT)
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(ends + experts - 1):
         at, blocks = _positions(tl.program_id(1), BLOCKS)
@@ -204,13 +218,7 @@ def gated_activation(
             of_gate, of_up = _gate_and_up(biases, at, blocks, columns, BLOCKS, INTERLEAVED)
             gate += of_gate
             up += of_up
-        if limit is not None:
-            # Comparisons, so that NaN stays NaN.
-            gate = tl.where(gate > limit, limit, gate)
-            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-            found = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
-        else:
-            found = gate / (1.0 + tl.exp(-gate)) * up
+        found = gated(gate, up, limit)
         if QUANTISE:
             _store_quantised(found, row, out, scales, at, blocks, columns)
         else:
@@ -224,7 +232,7 @@ def weighted_sum(
 ):  # fmt: skip
     """The sum of a token's rows by its weights, in fp32 and in the order of its experts. With a bias that of
     each row's expert, which ids name, is added to the row before."""
-    _begin(DEPENDENT)
+    begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)

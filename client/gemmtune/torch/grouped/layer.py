@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.grouped import glue
+from gemmtune.torch.grouped import few_tokens, glue
 from gemmtune.torch.grouped.activation import activated, limit_of
 from gemmtune.torch.grouped.experts import QuantizedExperts
 from gemmtune.torch.grouped.layer_checks import (
@@ -18,10 +18,8 @@ from gemmtune.torch.grouped.layer_checks import (
     check_scaled,
     tensors_of,
 )
-from gemmtune.torch.grouped.operators import grouped_mm
 from gemmtune.torch.grouped.scaled import TYPE, quantised
-from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
-from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16
+from gemmtune.torch.grouped.steps import by_kernels, weights_of
 
 
 def moe(
@@ -64,36 +62,28 @@ def moe(
     experts. There are no gradients of weights of 8 and 4 bits.
 
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
-    one launch each; elsewhere they are torch's operations. Both give the products the same rows."""
+    one launch each; elsewhere they are torch's operations. Both give the products the same rows. A few tokens
+    run there by two launches without products (few_tokens.takes())."""
     limit = limit_of(activation, swiglu_limit)
     check(x, gate_up, down, weights, ids)
     check_biases(x, gate_up, down, gate_up_bias, down_bias)
     experts = gate_up.shape[0]
     floats = [one for one in (x, weights, gate_up_bias, down_bias) if one is not None]
     floats += [*tensors_of(gate_up), *tensors_of(down)]
-    packed = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
-    scaled = not packed and (gate_up.dtype is TYPE or down.dtype is TYPE)
-    if packed:
+    first, second = weights_of(gate_up, gate_up_scale), weights_of(down, down_scale)
+    if isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts):
         check_quantised(x, gate_up, down, gate_up_scale, down_scale)
         check_no_gradient(4, *floats)
-    elif scaled or gate_up_scale is not None or down_scale is not None:
+    elif TYPE in (gate_up.dtype, down.dtype) or gate_up_scale is not None or down_scale is not None:
         check_scaled(x, gate_up, down, gate_up_scale, down_scale)
         check_no_gradient(8, x, weights, gate_up_bias, down_bias)
-
-    def product(rows: Any, scales: Any, weight: Any, scale: Any, ends: Any) -> Any:
-        if packed:
-            own = weight.data, weight.scales, ends, weight.zeros, weight.group_size
-            return grouped_mm_w4a16(rows, *own, zero_point=weight.zero_point)
-        if scaled:
-            return scaled_grouped_mm(rows, weight, scales, scale, ends, out_dtype=x.dtype)
-        return grouped_mm(rows, weight, ends)
-
     if glue.runs(*floats):
-        rows, scales, ends, place = glue.rows_of_experts(x, ids, experts, scaled)
-        hidden = product(rows, scales, gate_up, gate_up_scale, ends)
-        rows, scales = glue.activation(hidden, ends, scaled, gate_up_bias, interleaved, limit)
-        out = product(rows, scales, down, down_scale, ends)
-        return glue.weighted_sum(out, place, weights, x.dtype, down_bias, None if down_bias is None else ids)
+        given = x, weights, ids, first, second, gate_up_bias, down_bias, interleaved, limit
+        # The operator decides by the tokens when it runs, so that a compiled graph serves any number.
+        if torch.compiler.is_compiling() or few_tokens.takes(x, ids, first, second):
+            return few_tokens.layer(*given)
+        return by_kernels(*given)
+    scaled = first.scaled
     sources, ends, place, here = sorted_rows(ids, experts)
     if scaled:
         rows, scales = quantised(x)
@@ -101,7 +91,7 @@ def moe(
         rows, scales = rows.view(torch.uint8)[sources].view(TYPE), scales[sources]
     else:
         rows, scales = x[sources], None
-    hidden = product(rows, scales, gate_up, gate_up_scale, ends)
+    hidden = first.product(rows, scales, ends, x.dtype)
     if gate_up_bias is not None:
         numbers = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
         hidden = hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(ends, numbers, right=True)]
@@ -109,7 +99,7 @@ def moe(
         hidden = hidden.float()
     rows = activated(hidden, interleaved, limit)
     rows, scales = quantised(rows) if scaled else (rows.to(x.dtype), None)
-    out = product(rows, scales, down, down_scale, ends)[place].float()
+    out = second.product(rows, scales, ends, x.dtype)[place].float()
     if down_bias is not None:
         out = out + down_bias.float()[ids.to(torch.int64).clamp(0, experts - 1)]
     # Rows of no expert are undefined, and may be NaN: they are replaced before they are multiplied, or the

@@ -6,14 +6,17 @@ TRITON_INTERPRET=1."""
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest import mock
 
 import numpy
 import torch
-from gemmtune.torch import experts_from_gpt_oss
-from gemmtune.torch.grouped import glue
+from gemmtune.torch import QuantizedExperts, experts_from_gpt_oss
+from gemmtune.torch import report as reported
+from gemmtune.torch.grouped import few_tokens, glue, steps
+from gemmtune.torch.grouped.few_tokens import Tiles
 from gemmtune.torch.grouped.layer import sorted_rows
 from gemmtune.torch.grouped.scaled import quantised
 from torch._dynamo.backends.debugging import aot_eager
@@ -246,6 +249,120 @@ def whole_layers_of_gpt_oss() -> None:
     assert near(outs[1], others[1].double(), 0.02)
 
 
+TYPES = (torch.bfloat16, torch.float16, torch.bfloat16)
+
+
+LARGE = Tiles(128, 32, 1, 4), Tiles(64, 32, 1, 4)
+
+
+def large_tiles(first: Tiles = LARGE[0], second: Tiles = LARGE[1]) -> None:
+    """The interpreter takes as long for small tiles as for large ones."""
+    few_tokens.tiles_of_gate_up = lambda *_: first
+    few_tokens.tiles_of_down = lambda *_: second
+
+
+def most_slots(most: int) -> None:
+    """Layers of at most so many slots take the two launches."""
+    few_tokens.most_slots = lambda *_: most
+
+
+def two_launches(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A layer by two launches."""
+    most_slots(64)
+    with mock.patch.object(steps, "by_kernels", side_effect=AssertionError("by products")):
+        found = moe(*given, **options)
+    assert found.dtype is given[0].dtype
+    most_slots(0)
+    return found
+
+
+def layers_of_few_tokens() -> None:
+    """They are those by products but for the order of their sums."""
+    for dtype, kind in ((torch.bfloat16, torch.int64), (torch.float16, torch.int32)):
+        x, gate_up, down, weights, ids = (one[:3] if len(one) == 7 else one for one in layer(dtype))
+        weights[0], ids[0], ids[1, 0] = float("nan"), -1, 5
+        given = x, gate_up, down, weights, ids.to(kind)
+        added = biases(torch.float32 if kind is torch.int32 else torch.bfloat16)
+        for options in ({}, added | {"interleaved": True}, added | OSS | {"swiglu_limit": 0.5}):
+            out = two_launches(given, options)
+            assert torch.equal(out[0], torch.zeros_like(out[0]))
+            assert near(out, moe(*given, **options).double(), 1e-3)
+        wanted = expected(*given, biases=tuple(added.values()), gated=swigluoai)
+        wanted[0] = 0.0
+        assert near(two_launches(given, added | OSS), wanted)
+    turned = weights.t().contiguous().t(), ids.t().contiguous().t()
+    wide = torch.randn(len(x), 96, dtype=x.dtype)[:, ::2]
+    found = two_launches((wide, gate_up, down, *turned), {})
+    assert torch.equal(found, two_launches((wide.contiguous(), gate_up, down, weights, ids), {}))
+    whole, halved = gate_up, torch.cat([down, down], 2)[:, :, ::2]
+    for most, both in ((64, (whole, halved)), (64, (whole.float(), down)), (ids.numel() - 1, (whole, down))):
+        most_slots(most)
+        assert not few_tokens.takes(x, ids, *(steps.weights_of(one, None) for one in both))
+    most_slots(ids.numel())
+    assert few_tokens.takes(x, ids, steps.weights_of(whole, None), steps.weights_of(down, None))
+
+
+def packed_layers_of_few_tokens() -> None:
+    """MXFP4, and integers with and without zero points, of both types of rows; two forms in one layer."""
+    added = biases(hidden=HIDDEN, inter=INTERMEDIATE)
+    layers = [layer4(form, dtype, 2) for form, dtype in zip(FORMS, TYPES, strict=True)]
+    layers.append(layers[0][:2] + layers[1][2:])
+    for given, options in zip(layers, (added | OSS, added, {}, {}), strict=True):
+        given[4][0, 0], given[3][0, 0] = -1, float("nan")
+        out = two_launches(given, options)
+        gated = swigluoai if "activation" in options else silu_mul
+        both = tuple(added.values()) if options else (0.0, 0.0)
+        weights = given[3].nan_to_num(0.0)
+        assert near(out, exact((*given[:3], weights, given[4]), biases=both, gated=gated))
+    x, _, down, weights, ids = layers[0]
+    # Every element, with scales from 2^-127, which is subnormal.
+    data = torch.arange(256, dtype=torch.uint8).repeat(5, 96, 1)[:, :, :32].contiguous()
+    scales = torch.tensor([0, 1, 127, 140], dtype=torch.uint8).repeat(24)[None, :, None].repeat(5, 2, 2)
+    data = torch.cat([data, data.flip(2)], 1)
+    every = QuantizedExperts(data, scales[:, :192].contiguous())
+    found = two_launches((x * 2.0**-10, every, down, weights, ids), {})
+    wanted = exact((x * 2.0**-10, every, down, weights.nan_to_num(0.0), ids))
+    assert torch.isfinite(found).all()
+    assert near(found, wanted)
+    most_slots(64)
+    integers = layer4("uint4", tokens=2)
+    unknown = replace(integers[1], zeros=integers[1].scales.clone(), zero_point="float")
+    both = steps.weights_of(unknown, None), steps.weights_of(integers[2], None)
+    assert not few_tokens.takes(integers[0], integers[4], *both)
+
+
+def blocks_and_rows_of_few_tokens() -> None:
+    """Sizes that tiles do not divide, blocks behind those loaded ahead, and numbers of experts of a token
+    that are no power of two."""
+    torch.manual_seed(6)
+    experts, inter, hidden = 6, 37, 83
+    gate_up = torch.randn(experts, 2 * inter, hidden).bfloat16() / 8
+    down = torch.randn(experts, hidden, inter).bfloat16() / 8
+    for tokens, chosen, first, second in (
+        (2, 3, Tiles(16, 32, 2, 4), Tiles(32, 16, 1, 4)), (1, 5, Tiles(32, 128, 1, 4), Tiles(16, 16, 3, 4)),
+        (3, 1, Tiles(64, 16, 1, 4), Tiles(64, 64, 0, 4)),
+    ):  # fmt: skip
+        x = torch.randn(tokens, hidden).bfloat16()
+        weights, ids = torch.rand(tokens, experts).topk(chosen)
+        given = x, gate_up, down, weights, ids
+        large_tiles(first, second)
+        assert near(two_launches(given, {}), expected(*given))
+
+
+def few_tokens_are_reported() -> None:
+    x, gate_up, down, weights, ids = layer()
+    given = x[:2], gate_up, down, weights[:2], ids[:2]
+    with reported() as count:
+        two_launches(given, {})
+        two_launches(given, {})
+        found = count.report()
+        moe(*given)
+    of_layers = [tuple(vars(one).values()) for one in found.layers]
+    assert (found.hits, found.misses, of_layers) == (0, 0, [(2, 2, 5, 48, 32, "bf16", 2)])
+    assert "2 calls of a layer by two launches: 2 tokens, 2 of 5 experts" in str(found)
+    assert (count.report().misses, count.report().layers) == (2, found.layers)
+
+
 def gradients_take_torchs_operations() -> None:
     x, gate_up, down, weights, ids = layer()
     assert glue.runs(x, gate_up, down, weights)
@@ -261,25 +378,32 @@ def gradients_take_torchs_operations() -> None:
 
 
 def compiled_in_one_graph() -> None:
-    few(64)
-    given = layer()
-    compiled = torch.compile(moe, backend=aot_eager, fullgraph=True)
-    assert torch.equal(compiled(*given), moe(*given))
-    names = ("moe_rows", "moe_activation", "moe_sum")
+    """One operator, which decides when it runs: a graph serves any number of tokens."""
+    given, added = layer(), biases(hidden=HIDDEN, inter=INTERMEDIATE)
     targets: list[str] = []
 
     def seen(graph: Any, _: Any) -> Any:
         targets.extend(str(node.target) for node in graph.graph.nodes)
         return graph.forward
 
-    torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)(*given)
-    assert all(any(name in target for target in targets) for name in names), targets
-    of_4_bits, added = layer4(), biases(hidden=HIDDEN, inter=INTERMEDIATE)
-    assert torch.equal(compiled(*of_4_bits, **added, **OSS), moe(*of_4_bits, **added, **OSS))
-    targets.clear()
-    torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)(*of_4_bits, **added, **OSS)
-    for name, times in (*((one, 1) for one in names), ("grouped_mm_w4a16", 2)):
-        assert sum(name in target for target in targets) == times, targets
+    compiled = torch.compile(moe, backend=seen, fullgraph=True, dynamic=True)
+    for most in (0, 8):
+        most_slots(most)
+        for tokens in (7, 4):
+            x, gate_up, down, weights, ids = given
+            call = x[:tokens].clone(), gate_up, down, weights[:tokens].clone(), ids[:tokens].clone()
+            assert torch.equal(compiled(*call), moe(*call))
+    assert [one for one in targets if "gemmtune" in one] == ["gemmtune.moe_layer"], targets
+    most_slots(0)
+    by_aot = torch.compile(moe, backend=aot_eager, fullgraph=True)
+    for call, options in (
+        (given, {}), (layer4(tokens=2), added | OSS), (layer8(), {}),
+    ):  # fmt: skip
+        assert torch.equal(by_aot(*call, **options), moe(*call, **options))
+    x, gate_up, down, weights, ids = given
+    most_slots(64)
+    of_layer = x[:1], weights[:1], ids[:1], [gate_up], [down], ["", ""], [0, 0], None, None, False, None
+    torch.library.opcheck(torch.ops.gemmtune.moe_layer, of_layer)
     x, ids = given[0], given[-1]
     end, of_one = torch.tensor([7], dtype=torch.int32), torch.randn(1, 48)
     for name, arguments in (
@@ -321,6 +445,8 @@ def main() -> None:
     mend_interpreter()
     for name in CHECKS:
         few(1024)
+        most_slots(0)
+        large_tiles()
         try:
             globals()[name]()
         except Exception:

@@ -13,7 +13,7 @@ import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import experts_from_gpt_oss, quantize_experts
-from gemmtune.torch.grouped import glue
+from gemmtune.torch.grouped import few_tokens, glue
 from gemmtune.torch.grouped.layer import sorted_rows
 from gemmtune.torch.grouped.scaled import quantised
 
@@ -222,8 +222,70 @@ def test_4_bit_weights_without_rows(tokens: int, form: str) -> None:
     given = layer4(tokens, form)
     x, gate_up, down, weights, ids = given
     both = gate_up.dequantize(torch.bfloat16), down.dequantize(torch.bfloat16)
-    assert torch.equal(moe(*given), moe(x, *both, weights, ids))
+    # At 1 token integers by their scales are not rounded to bf16.
+    assert close(moe(*given), moe(x, *both, weights, ids), 0.008)
     captured(tokens, given, biases() | OSS)
+
+
+def by_products(*given: Any, **options: Any) -> Any:
+    with mock.patch.object(few_tokens, "most_slots", return_value=0):
+        return moe(*given, **options)
+
+
+def by_launches(*given: Any, **options: Any) -> Any:
+    """By two launches; the report says so."""
+    with (
+        mock.patch.object(few_tokens, "most_slots", return_value=64),
+        gemmtune.torch.report() as count,
+    ):
+        out = moe(*given, **options)
+    found = count.report()
+    assert (sum(one.calls for one in found.layers), found.misses) == (1, 0), found
+    return out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen", "experts", "hidden", "inter"),
+    [(1, 8, 128, 2048, 768), (4, 8, 128, 2048, 768), (2, 4, 32, 2880, 2880), (3, 2, 8, 4096, 1792),
+     (5, 1, 4, 1000, 616), (2, 6, 16, 328, 136), (2, 16, 20, 256, 64)],
+)  # fmt: skip
+def test_few_tokens(tokens: int, chosen: int, experts: int, hidden: int, inter: int) -> None:
+    torch.manual_seed(tokens)
+    for dtype, kind in ((torch.bfloat16, torch.int64), (torch.float16, torch.int32)):
+        x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
+        gate_up = torch.randn(experts, 2 * inter, hidden, dtype=dtype, device="cuda") * hidden**-0.5
+        down = torch.randn(experts, hidden, inter, dtype=dtype, device="cuda") * inter**-0.5
+        weights, ids = torch.rand(tokens, experts, device="cuda").softmax(-1).topk(chosen)
+        ids[0, 0] = experts
+        given = x, gate_up, down, weights, ids.to(kind)
+        added = {
+            f"{name}_bias": torch.randn(experts, size, device="cuda")
+            for name, size in (("gate_up", 2 * inter), ("down", hidden))
+        }
+        for options in ({}, added | OSS):
+            assert close(by_launches(*given, **options), by_products(*given, **options), 0.003)
+        ids[:] = -1
+        assert not by_launches(*given[:4], ids).any()
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "uint4", "eight"])
+def test_few_tokens_by_4_bit_weights(form: str) -> None:
+    for hidden, inter, chosen in ((2880, 2880, 4), (512, 384, 8), (256, 640, 1)):
+        torch.manual_seed(inter)
+        x, weights = torch.randn(2, hidden, device="cuda").bfloat16(), torch.rand(2, chosen, device="cuda")
+        ids = torch.rand(2, 10, device="cuda").topk(chosen).indices
+        floats = [
+            torch.randn(10, n, k, device="cuda").bfloat16() * k**-0.5
+            for n, k in ((2 * inter, hidden), (hidden, inter))
+        ]
+        options = {"form": "mxfp4"} if form == "mxfp4" else {"group_size": 32, "symmetric": form == "eight"}
+        both = [quantize_experts(one, **options) for one in floats]
+        wide = [one.dequantize(torch.bfloat16) for one in both]
+        for more in ({}, OSS):
+            found = by_launches(x, *both, weights, ids, **more)
+            # MXFP4 is exact in bf16; integers by their scales are rounded there.
+            most = 0.004 if form == "mxfp4" else 0.008
+            assert close(found, by_launches(x, *wide, weights, ids, **more), most)
 
 
 def problems(rows: int) -> Iterator[GemmProblem]:

@@ -131,7 +131,7 @@ def test_a_row_of_no_expert_that_is_nan_leaves_gradients_alone(monkeypatch: pyte
         beyond = torch.arange(len(x)) >= ends[-1]
         return plain(x, weight, ends).masked_fill(beyond[:, None], float("nan"))
 
-    monkeypatch.setattr("gemmtune.torch.grouped.layer.grouped_mm", undefined)
+    monkeypatch.setattr("gemmtune.torch.grouped.steps.grouped_mm", undefined)
     x, gate_up, down, weights, ids = layer()
     ids[0] = -1
     weights.requires_grad_()
