@@ -402,7 +402,7 @@ def test_the_command_names_the_models(tmp_path: Path, cache: BinaryCache) -> Non
     config = ("--config", str(MODELS / "llama-3-8b.json"), "--config", str(MODELS / "qwen3-14b.json"))
     code, _, err = home.run("pretuned", "models", "h200-bf16-decode", *config, "-o", str(output))
     assert code == 0
-    assert "83 of 83 rows are layers of the models" in err
+    assert "68 of 68 rows are layers of the models" in err
     assert output.read_text() == pretuned.named("h200-bf16-decode").read_text()
     assert home.run("pretuned", "models", "h200-bf16-decode", "-o", str(output))[0] == 2
     shown = home.json("pretuned", "list")["shipped"]
@@ -425,5 +425,5 @@ def test_a_tables_calls_are_those_of_its_list_alone(engine: Engine, tmp_path: Pa
         table_list = calls.find_list(connection, "h200-bf16-decode")
         listed = calls.calls_by_problem(device, table_list)
         found = {one.problem_id: one.calls for one in connection.execute(select(listed))}
-    assert len(found) == 83
+    assert len(found) == 68
     assert found[row.problem.id] == row.count > 7
