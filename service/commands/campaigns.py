@@ -39,12 +39,13 @@ from tuners.tuning_settings import TuningSettings
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be tuned, and how; `options` are the policy's options other than its mode. `output`: the
+    """What is to be tuned, and how; `options` are the policy's options other than its mode. `device`: None is this
+    machine's by the settings, or the one that the service's requests mean. `output`: the
     file that keeps the outcomes in place of the database. `source`: the name of the file of problems, whose
     call counts the database keeps; None for problems of no file."""
 
     read: Imported
-    device: str
+    device: str | None
     index: int | None
     mode: str | None
     options: dict[str, Any]
@@ -80,7 +81,7 @@ class Done:
 def tune_here(settings: Settings, asked: Asked) -> Done:
     """Tunes on the first free device of the class. Raises UnknownDevice, AmbiguousDevice, DeviceError,
     StorageError."""
-    candidates = matching_devices(asked.device, asked.index)
+    candidates = matching_devices(asked.device or settings.device, asked.index)
     policy = asked.policy(candidates[0].environment.vendor)
     with DeviceLock.first_free(locks_folder(settings), candidates) as lock:
         return _on(lock.device, settings, asked, policy)

@@ -134,7 +134,7 @@ def model(
     plan = read_model(config, told)
     limit = workspace_limit(max_workspace)
     options = _Options(
-        settings, plan, device or settings.device, index, effort, seconds, candidates, total_seconds, force,
+        settings, plan, device or (settings.device if server is None else settings.chosen_device), index, effort, seconds, candidates, total_seconds, force,
         silent=not progress or as_json,
     )  # fmt: skip
     with ExitStack() as stack:
@@ -194,7 +194,7 @@ _ALIVE = ("idle", "measuring")
 class _Options:
     settings: Settings
     plan: ModelPlan
-    selector: str
+    selector: str | None
     index: int | None
     effort: str | None
     seconds: float | None
@@ -221,7 +221,9 @@ def _here(options: _Options, tune: bool) -> _Place:
     engine = open_database(options.settings)
     environments: tuple[Environment, ...] = ()
     if tune:
-        environments = (matching_devices(options.selector, options.index)[0].environment,)
+        environments = (
+            matching_devices(options.selector or options.settings.device, options.index)[0].environment,
+        )
         device = environments[0].device_class
     else:
         with reading(engine) as connection:

@@ -180,7 +180,7 @@ def tune(
     given = known.options.parse(strategy_option or ()) if known else {}
     search = Search(strategy, seed, tuple(family) if family else None, given)
     asked = Asked(
-        read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
+        read, device or settings.chosen_device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
         source=None if file is None else input_path(file).name,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from sqlalchemy import Engine, update
 from typer.testing import CliRunner
 from typer.testing import Result as Done
 
-from backends.errors import InvalidProblem
+from backends.errors import GemmtuneError, InvalidProblem
 from db import jobs as job_rows
 from db import models, workers
 from db.engine import writing
@@ -267,3 +268,47 @@ def test_what_cannot_be_retried_is_told(
 )  # fmt: skip
 def test_bad_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert isinstance(call(*arguments).exception, InvalidProblem)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "sent"),
+    [((), {}, None), (("--device", "cpu"), {}, "cpu"), ((), {"GEMMTUNE_DEVICE": "cuda:sm_90"}, "cuda:sm_90")],
+)
+def test_a_service_is_asked_for_no_device_that_nobody_named(
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    sent: str | None,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client's own default is a CPU, which a service of GPUs does not have."""
+    seen = []
+
+    def submit(remote: object, items: object, asked: dict[str, object]) -> None:
+        seen.append(asked["device"])
+        raise GemmtuneError("seen")
+
+    monkeypatch.delenv("GEMMTUNE_DEVICE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("service.follow.submit", submit)
+    command = ("tune", "--m", "1", "--n", "64", "--k", "64", "--server", str(client.base_url))
+    assert str(call(*command, *options).exception) == "seen"
+    assert seen == [sent]
+
+
+def test_a_model_is_tuned_on_the_only_class_of_a_service(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def chosen(selector: str | None, rows: object) -> None:
+        seen.append(selector)
+        raise GemmtuneError("seen")
+
+    monkeypatch.delenv("GEMMTUNE_DEVICE", raising=False)
+    monkeypatch.setattr("service.commands.model.class_of", chosen)
+    config = str(Path(__file__).parents[2] / "data" / "models" / "llama-3-8b.json")
+    command = ("model", config, "--for", "c-header", "--tokens", "1", "--server", str(client.base_url))
+    assert str(call(*command).exception) == "seen"
+    assert seen == [None]
