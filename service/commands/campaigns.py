@@ -39,8 +39,8 @@ from tuners.tuning_settings import TuningSettings
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be tuned, and how; `options` are the policy's options other than its mode. `device`: None is this
-    machine's by the settings, or the one that the service's requests mean. `output`: the
+    """What is to be tuned, and how; `options` are the policy's options other than its mode. `device`: None is
+    this machine's by the settings, or the one that a service's requests mean. `output`: the
     file that keeps the outcomes in place of the database. `source`: the name of the file of problems, whose
     call counts the database keeps; None for problems of no file."""
 

@@ -134,8 +134,8 @@ def model(
     plan = read_model(config, told)
     limit = workspace_limit(max_workspace)
     options = _Options(
-        settings, plan, device or (settings.device if server is None else settings.chosen_device), index, effort, seconds, candidates, total_seconds, force,
-        silent=not progress or as_json,
+        settings, plan, device or settings.chosen_device, index, effort, seconds, candidates, total_seconds,
+        force, silent=not progress or as_json,
     )  # fmt: skip
     with ExitStack() as stack:
         remote = None if server is None else stack.enter_context(Remote(server))
@@ -218,16 +218,14 @@ class _Place:
 
 def _here(options: _Options, tune: bool) -> _Place:
     """This machine. Raises UnknownDevice, AmbiguousDevice."""
-    engine = open_database(options.settings)
+    engine, selector = open_database(options.settings), options.selector or options.settings.device
     environments: tuple[Environment, ...] = ()
     if tune:
-        environments = (
-            matching_devices(options.selector or options.settings.device, options.index)[0].environment,
-        )
+        environments = (matching_devices(selector, options.index)[0].environment,)
         device = environments[0].device_class
     else:
         with reading(engine) as connection:
-            device = classes(connection).resolve(options.selector)
+            device = classes(connection).resolve(selector)
     return _Place(device, MeasurementPolicy.of(device.vendor), HereRows(engine), environments=environments)
 
 

@@ -180,8 +180,8 @@ def tune(
     given = known.options.parse(strategy_option or ()) if known else {}
     search = Search(strategy, seed, tuple(family) if family else None, given)
     asked = Asked(
-        read, device or settings.chosen_device, index, mode, policy, budget, search, rule, level.name, force, output,
-        total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
+        read, device or settings.chosen_device, index, mode, policy, budget, search, rule, level.name, force,
+        output, total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
         source=None if file is None else input_path(file).name,
     )  # fmt: skip
     done = tune_here(settings, asked) if server is None else tune_there(server, asked)
