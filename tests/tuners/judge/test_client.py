@@ -55,6 +55,8 @@ def test_a_right_kernel_passes_every_check(tmp_path: Path, cache: BinaryCache) -
 
 #: Cheats that times alone tell: a busy machine may hide them from one audit.
 TIMED = ("skips repeated contents", "returns early")
+#: What is said of a kernel that returns early where the machine is so slow that its output itself tells.
+LATE = "it wrote its output only after the timed launches had ended"
 
 
 @pytest.mark.parametrize("name", [name for name in CHEATS if name not in TIMED])
@@ -78,7 +80,7 @@ def test_a_cheat_that_times_tell_is_caught_within_three_audits(
         with judging(tmp_path, cache, source) as (_, outcome):
             seen.append(outcome)
             if outcome.status is Status.WRONG_RESULT and outcome.evidence["cheats"][0] == cheat:
-                assert words in outcome.evidence["wrong"]
+                assert any(one in outcome.evidence["wrong"] for one in (words, LATE))
                 return
     pytest.fail(f"{cheat} was not told: {seen}")
 
