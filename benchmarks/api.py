@@ -253,7 +253,7 @@ def submit(postgres: str | None) -> None:
             from db.values import put_environment  # noqa: PLC0415
 
             with writing(engine) as connection:
-                put_environment(connection, WHOLE)
+                put_environment(connection, WHOLE, registered=True)
             times = []
             with serving(url) as (address, _), httpx.Client(timeout=120) as client:
                 for seed in range(3):  # another seed is another request: nothing is shared
