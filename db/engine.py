@@ -271,6 +271,10 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
+#: PostgreSQL's disk_full.
+_DISK_FULL = "53100"
+
+
 def translate(error: DBAPIError) -> Exception:
     """DatabaseUnavailable or DatabaseBroken for an unreachable, locked or damaged database; any other error
     unchanged."""
@@ -290,7 +294,7 @@ def translate(error: DBAPIError) -> Exception:
         return DatabaseBroken(
             f"the database file cannot be opened for writing ({text}); check its folder and permissions"
         )
-    if "disk is full" in text:
+    if "disk is full" in text or state == _DISK_FULL:
         return DatabaseUnavailable(f"the database cannot grow ({text}); free some space")
     if isinstance(error, OperationalError) or error.connection_invalidated:
         if any(words in text for words in ("no such table", "no such column", "no column named")):

@@ -168,10 +168,12 @@ class Remote:
         return answer.json()
 
     def _away(self, error: httpx.HTTPError) -> ServiceAway:
-        return ServiceAway(
-            f"no answer from {self.server} ({error or type(error).__name__}); "
-            "is `gemmtune serve` running there?"
-        )
+        what = "is `gemmtune serve` running there?"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            what = (
+                "its certificate is not trusted here: name the file of it, or of its issuer, in SSL_CERT_FILE"
+            )
+        return ServiceAway(f"no answer from {self.server} ({error or type(error).__name__}); {what}")
 
 
 def _credentials(server: str) -> dict[str, str]:

@@ -13,8 +13,9 @@ from threading import Barrier, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import IntegrityError
+from psycopg.errors import DiskFull
+from sqlalchemy import Engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from backends.errors import StorageError
 from db import engine as module
@@ -303,6 +304,35 @@ def test_a_pool_that_is_used_up_is_unavailable(engine: Engine, monkeypatch: pyte
         pytest.fail("connected")
     for connection in taken:
         connection.close()
+
+
+def test_a_server_with_no_connection_left_is_unavailable_until_there_is_one(postgres: PostgresServer) -> None:
+    name = postgres.create()
+    with postgres.connect() as admin:
+        admin.execute("CREATE ROLE narrow LOGIN PASSWORD 'narrow' CONNECTION LIMIT 1")
+    url = make_url(postgres.url(name)).set(username="narrow", password="narrow")
+    first, second = (open_engine(url.render_as_string(hide_password=False)) for _ in range(2))
+    with reading(first):
+        for transaction in (reading, writing):
+            with (
+                pytest.raises(DatabaseUnavailable, match=r"too many connections .*try again"),
+                transaction(second),
+            ):
+                pytest.fail("connected")
+    first.dispose()
+    with reading(second) as connection:
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    second.dispose()
+    postgres.drop(name)
+    with postgres.connect() as admin:
+        admin.execute("DROP ROLE narrow")
+
+
+def test_a_servers_full_disk_is_told_apart() -> None:
+    full = OperationalError("INSERT", {}, DiskFull("could not extend file: No space left on device"))
+    found = module.translate(full)
+    assert isinstance(found, DatabaseUnavailable)
+    assert "cannot grow (could not extend file" in str(found)
 
 
 def test_statements_are_not_compiled_just_in_time(postgres: PostgresServer) -> None:
