@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.routes.login import COOKIE
+from service.guard import COOKIE
 
 
 @dataclass(frozen=True)

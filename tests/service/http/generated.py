@@ -31,7 +31,7 @@ from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import BASELINE, CLASS
 
 SETTINGS = settings(
-    max_examples=15, deadline=None, derandomize=True, database=None,
+    deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 CHECKS = (
@@ -112,7 +112,8 @@ def request_and_check(case: schemathesis.Case[Any], filled: httpx.Client) -> Non
         for check in CHECKS
         if not (loose and check is negative_data_rejection) and not (page and check is unsupported_method)
     ]
-    case.call_and_validate(base_url=str(filled.base_url), checks=chosen, timeout=120)
+    key = {name: value for name, value in filled.headers.items() if name == "authorization"}
+    case.call_and_validate(base_url=str(filled.base_url), checks=chosen, timeout=120, headers=key or None)
 
 
 def document() -> BaseSchema:
@@ -124,12 +125,14 @@ def document() -> BaseSchema:
 
 
 # Not schema.parametrize(), which takes ten seconds of every process's collection to generate requests.
-def check_requests(operation: str, document: BaseSchema, filled: httpx.Client) -> None:
-    """Sends generated requests of an operation, "METHOD path". Raises where an answer is wrong."""
+def check_requests(operation: str, document: BaseSchema, filled: httpx.Client, most: int = 15) -> None:
+    """Sends generated requests of an operation, "METHOD path", with the client's key if it has one, `most` of
+    every kind. Raises where an answer is wrong."""
     load_all_checks()
     method, path = operation.split(" ", 1)
     chosen = document.include(method=method, path=path)
-    (made,) = get_all_tests(schema=chosen, test_func=request_and_check, settings=SETTINGS, given_kwargs=None)
+    wanted = settings(SETTINGS, max_examples=most)
+    (made,) = get_all_tests(schema=chosen, test_func=request_and_check, settings=wanted, given_kwargs=None)
     assert isinstance(made, Ok)
     _, generated = made.ok()
     generated(filled=filled)
