@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from db import models
 from db.engine import now
@@ -66,10 +66,12 @@ def revoke(connection: Connection, key_id: str) -> bool:
     return done
 
 
-def forget_logins(connection: Connection, before: str) -> None:
-    """Deletes logins that expired before a time or were revoked."""
+def forget_logins(connection: Connection, key_id: str, before: str, kept: int) -> None:
+    """Deletes a key's logins that were revoked, and those that expired before a time, except its `kept`
+    latest ones."""
+    mine = select(_key.c.number).where(_key.c.login_of == key_id).order_by(_key.c.number.desc())
+    last = connection.scalar(mine.offset(kept).limit(1)) or 0
+    expired = and_(_key.c.expires_at < before, _key.c.number <= last)
     connection.execute(
-        delete(_key).where(
-            _key.c.login_of.is_not(None), or_(_key.c.expires_at < before, _key.c.revoked_at.is_not(None))
-        )
+        delete(_key).where(_key.c.login_of == key_id, or_(_key.c.revoked_at.is_not(None), expired))
     )

@@ -31,6 +31,9 @@ LIMITS = ("requests_per_second", "queued_jobs", "urgent_jobs", "upload_bytes")
 #: Seconds that a server goes on with the keys that it read last: a revoked key works no longer than that.
 REREAD_SECONDS = 1.0
 LOGIN_SECONDS = 12 * 3600
+#: A key's latest logins stay stored after they expired: a clock that was ahead for a moment must not end them
+#: for good.
+KEPT_LOGINS = 100
 _KEY, _LOGIN = "gt", "gts"
 _FORM = re.compile(r"(gts?)_([0-9a-f]{12})_[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,79}")
@@ -112,7 +115,7 @@ def log_in(connection: Connection, key: Key, clock: Callable[[], float] = time.t
     """Stores a login with a key; returns its text and for how many seconds it is valid, at most as long as
     the key."""
     left = LOGIN_SECONDS if key.expires is None else min(LOGIN_SECONDS, int(key.expires - clock()))
-    rows.forget_logins(connection, _expiry(0, clock) or "")
+    rows.forget_logins(connection, key.owner, _expiry(0, clock) or "", KEPT_LOGINS)
     login_id, token = _new(_LOGIN)
     rows.create(
         connection, login_id, f"login of {key.name}", digest(token), sorted(key.scopes),

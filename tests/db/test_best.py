@@ -11,9 +11,10 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, text, update
+from sqlalchemy import Connection, Engine, delete, text, update
 
 from backends.environment import Environment
+from backends.solution import Solution
 from db import exported, models, queries, sessions
 from db.best import rebuild_best, refresh_best
 from db.engine import reading, writing
@@ -30,6 +31,8 @@ from tests.db.samples import (
     candidate,
     lost,
     problem,
+    proven,
+    raced,
     screened,
     start,
     store_session,
@@ -159,6 +162,43 @@ def test_a_quick_look_does_not_replace_what_was_measured_thoroughly(engine: Engi
             before = best_rows(connection)
             assert rebuild_best(connection) == 1
             assert best_rows(connection) == before
+
+
+def measured_on(
+    connection: Connection, device: Environment, slowness: float, winner: Solution, ratio: float
+) -> dict[str, Any]:
+    """Stores a session of a device on which everything takes `slowness` as long; its winner takes `ratio` of
+    the default's time there. Returns the served answer."""
+    begun = start(PROBLEM, f"job-{winner.parameters['tile']}", device)
+    default = 3e-6 * slowness
+    sessions.begin_session(connection, begun)
+    outcomes = [raced(BASELINE, default), raced(winner, default * ratio), proven(winner)]
+    sessions.append_outcomes(connection, begun.id, outcomes, 1, Counter())
+    result = won(PROBLEM, winner, default * ratio)
+    result["verdict"] |= {
+        "baseline_seconds": default, "speedup": {"low": 0.99 / ratio, "mid": 1 / ratio, "high": 1.01 / ratio},
+    }  # fmt: skip
+    sessions.end_session(connection, begun, result)
+    return best(connection)
+
+
+def test_a_slower_device_of_the_class_merges_by_its_ratio_to_its_own_default(engine: Engine) -> None:
+    """By seconds the fast device's first row would stay: the slow one's winner takes longer than it, and its
+    default longer than the fast one's."""
+    slow = replace(HERE, uuid="CPU-2")
+    with writing(engine) as connection:
+        first = measured_on(connection, HERE, 1.0, candidate(1), 0.5)
+        found = measured_on(connection, slow, 1.5, candidate(2), 0.4)
+        assert found["seconds"] > first["seconds"]
+        assert found["solution"]["id"] == candidate(2).id
+        assert (found["seconds"], found["baseline"]["seconds"]) == (3e-6 * 1.5 * 0.4, 3e-6 * 1.5)
+        assert found["speedup"]["mid"] == 1 / 0.4
+        rebuild_best(connection)
+        assert best(connection) == found
+        # The least seconds of all are no reason for a row: a quick look does not win.
+        quick = weighed("job-3", candidates=1)
+        store_session(connection, quick, candidate(3), 1e-9)
+        assert best(connection) == found
 
 
 def test_each_class_and_policy_has_its_own_best_row(engine: Engine) -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import Engine
 
 from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import outcomes
+from db import outcomes, sessions
 from db.engine import reading, writing
 from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult, nearest
-from tests.db.samples import BASELINE, CLASS, HERE, POLICY, candidate, problem, screened, start, store_session
+from tests.db.samples import (
+    BASELINE,
+    CLASS,
+    HERE,
+    POLICY,
+    candidate,
+    problem,
+    proven,
+    raced,
+    screened,
+    start,
+    store_session,
+    won,
+)
 
 SISTER = replace(HERE, product="Another CPU", uuid="CPU-2")
 STRANGER = replace(HERE, vendor="cuda", arch="sm_90", product="A GPU", uuid="GPU-1")
@@ -47,6 +62,27 @@ def test_the_class_comes_before_its_sisters_and_the_nearest_problem_first(engine
     ]  # fmt: skip
     assert [round(r.ratio, 6) for r in results[:3]] == [0.666667, 1.0, 0.333333]
     assert found(engine, problem(16), "another policy") == []
+
+
+def test_results_of_a_slower_device_are_ratios_to_its_own_default(engine: Engine) -> None:
+    """Of two devices of a class, one with half the other's speed, on which the second candidate was measured:
+    by seconds it would come last."""
+    slow = replace(HERE, uuid="CPU-2")
+    with writing(engine) as connection:
+        for of, device, default, ours in (
+            (problem(16), HERE, 3e-6, raced(MINE, 1.5e-6)),
+            (problem(17), slow, 6e-6, raced(OTHER, 2.4e-6)),
+        ):
+            begun = start(of, environment=device)
+            sessions.begin_session(connection, begun)
+            measured = [raced(BASELINE, default), ours, proven(ours.solution)]
+            sessions.append_outcomes(connection, begun.id, measured, 1, Counter())
+            sessions.end_session(connection, begun, won(of, ours.solution, ours.seconds or 0.0))
+    results = found(engine, problem(16))
+    assert [(r.environment.uuid, r.solution, r.seconds, r.ratio) for r in results] == [
+        ("CPU-1", MINE, 1.5e-6, 0.5), ("CPU-1", BASELINE, 3e-6, 1.0),
+        ("CPU-2", OTHER, 2.4e-6, pytest.approx(0.4)), ("CPU-2", BASELINE, 6e-6, 1.0),
+    ]  # fmt: skip
 
 
 def test_other_types_and_far_problems_are_no_history(engine: Engine) -> None:
