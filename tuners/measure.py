@@ -168,7 +168,7 @@ class Timer:
     mode: str
     seconds: float = 0.0
     _bound: dict[int, Launch] = field(default_factory=dict)
-    _series: dict[tuple[int, int], Series] = field(default_factory=dict)
+    _series: dict[tuple[int, int, int], Series] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -213,8 +213,8 @@ class Timer:
             if before in self._series:
                 self._series.pop(before).close()
 
-    def _plan(self, screening: bool) -> tuple[int, int]:
-        """A sample's number of launches, and the sets among which they rotate."""
+    def _plan(self, screening: bool) -> tuple[int, int, int]:
+        """A sample's number of launches, the sets among which they rotate, and the launches of its lead."""
         traits = self.device.traits
         wanted = traits.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
@@ -225,26 +225,21 @@ class Timer:
                 sets = ceil(sets / 2)
         if sets * self.seconds <= longest or count >= sets:
             count = ceil(count / sets) * sets
-        return count, sets
+        lead = 1 if self.mode != "graph" else ceil(traits.lead_seconds / max(self.seconds, 1e-9))
+        return count, sets, max(1, min(MAX_LEAD, lead))
 
-    def _take(self, plan: tuple[int, int], warm: bool) -> Sample:
-        count, sets = plan
+    def _take(self, plan: tuple[int, int, int], warm: bool) -> Sample:
+        count, sets, lead = plan
         if count < sets:  # launches are so long that the next sample continues with other sets
             return self._once(count, warm, self.mode)
         if plan not in self._series:
             # Whole rounds, so that repeating the series stays as cold as the rotation.
             once_round = [self._launch(number) for number in range(sets)]
-            launches, lead = once_round * (count // sets), self._lead_launches()
-            before = [once_round[(at - lead) % sets] for at in range(lead)]
-            self._series[plan] = self.device.series(self.kernel, launches, self.mode, before)
+            launches, before = once_round * (count // sets), [(at - lead) % sets for at in range(lead)]
+            self._series[plan] = self.device.series(
+                self.kernel, launches, self.mode, [once_round[number] for number in before]
+            )
         return self._series[plan].sample(warm)
-
-    def _lead_launches(self) -> int:
-        """How many launches run before the timed ones."""
-        if self.mode != "graph":
-            return 1
-        wanted = ceil(self.device.traits.lead_seconds / max(self.seconds, 1e-9))
-        return max(1, min(MAX_LEAD, wanted))
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = [self._launch(number) for number in self.operands.turns(count + 1)]

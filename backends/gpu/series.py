@@ -87,19 +87,18 @@ class _Captured:
         self._graph, self._exec = self._driver.end_capture(self._stream), None
         try:
             self._exec = self._driver.instantiate(self._graph, self._stream)
-        except BaseException:
-            self.destroy(quietly=True)
+        except BaseException:  # nobody has it to close: whatever this says, the fault above is what matters
+            with suppress(GemmtuneError):
+                self.destroy()
             raise
 
     def launch(self) -> None:
         """Queues it."""
         self._driver.launch_graph(self._exec, self._stream)
 
-    def destroy(self, quietly: bool = False) -> None:
-        """Gives it back. `quietly`: nobody else has it to close, and whatever this says, an earlier fault is
-        what matters."""
-        with suppress(*([GemmtuneError] if quietly else [])):
-            self._driver.destroy_graph(self._graph, self._exec)
+    def destroy(self) -> None:
+        """Gives it back."""
+        self._driver.destroy_graph(self._graph, self._exec)
 
 
 class GraphSeries:
@@ -123,7 +122,8 @@ class GraphSeries:
             self._events = _Events(device.driver)
         except BaseException:
             for graph in self._graphs:
-                graph.destroy(quietly=True)
+                with suppress(GemmtuneError):
+                    graph.destroy()
             raise
 
     def sample(self, warm: bool = True) -> Sample:

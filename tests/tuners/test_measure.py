@@ -181,6 +181,16 @@ def test_a_graph_is_queued_while_its_lead_runs(seconds: float) -> None:
     assert all((b - a) % sets == 1 for a, b in pairwise(in_order)), "operands stay cold"
 
 
+def test_a_lead_that_was_sized_too_short_is_made_anew() -> None:
+    """A round of so many sets has the same launches by either time."""
+    device = ClockedDevice(10e-6, Reference(), queued=30e-6)
+    timer = timer_of(device, from_mm(16, 16, 16))
+    timer.sample()
+    (series,) = kept(device)
+    assert len(series.launches) == timer.operands.rotation.sets == MAX_SETS
+    assert len(series.lead) == 10
+
+
 def test_a_host_is_led_by_one_launch() -> None:
     device = ClockedDevice(13e-6)
     timer_of(device).sample()

@@ -219,6 +219,21 @@ def test_rounds_end_when_shown_or_when_the_time_is_up(
     assert found.seconds == pytest.approx(count * (base + winner))
 
 
+def test_what_the_first_round_loads_is_no_part_of_the_time() -> None:
+    """A new process takes longer to load the candidates than all of its rounds may take."""
+    sampler = Sampler({BASE.id: 1e-3, WINNER.id: 0.5e-3})
+    loaded = set[str]()
+
+    def sample(one: Solution, again: bool) -> Outcome:
+        sampler.now += 0.0 if one.id in loaded else 2.0
+        loaded.add(one.id)
+        return sampler(one, again)
+
+    found = retime(sample, [BASE, WINNER], replace(PLAN, baseline=BASE.id), lambda: sampler.now)
+    assert {len(times) for times in found.times.values()} == {8}
+    assert found.seconds == pytest.approx(8 * 1.5e-3)
+
+
 @pytest.mark.parametrize(("bad", "count", "agrees"), [(1, 12, True), (3, 18, True), (9, 24, False)])
 def test_rounds_go_on_where_the_medians_show_the_gain(bad: int, count: int, agrees: bool) -> None:
     """The first rounds are disturbed, and the time is up after the fewest that could decide."""
