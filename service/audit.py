@@ -8,6 +8,7 @@ made; a first line without a second one is a process that was killed, or that st
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -42,8 +43,8 @@ _ADVICE = (
     "GEMMTUNE_AUDIT_LOG must name a plain file of the user who runs servers and commands, in a folder that "
     "only this user or root may write to, on a disk with free space"
 )
-#: What the kernel says of a process that no login began.
-_NO_LOGIN = 2**32 - 1
+#: The user whose login this process belongs to, and what is there of a process that no login began.
+LOGIN, _NO_LOGIN = Path("/proc/self/loginuid"), 2**32 - 1
 
 
 class AuditUnwritable(StorageError):
@@ -78,6 +79,7 @@ class AuditFile:
         """Appends a line; with `sync` it is on the disk afterwards. Raises AuditUnwritable."""
         descriptor = self._open()
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing releases it
             size = os.fstat(descriptor).st_size
             # A full disk may have cut a line: the next one begins anew.
             cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -250,7 +252,7 @@ def _user_name(number: int) -> str:
 def _login_name() -> str:
     """The user whose login this process belongs to, empty if the kernel does not say."""
     try:
-        number = int(Path("/proc/self/loginuid").read_text())
+        number = int(LOGIN.read_text())
     except (OSError, ValueError):
         return ""
     return "" if number == _NO_LOGIN else _user_name(number)

@@ -42,6 +42,7 @@ def db_rebuild() -> None:
         with writing(engine) as connection:
             count = rebuild_best(connection, derive_targets)
         change.detail = f"rows={count}"
+    engine.dispose()
     out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
 
 
