@@ -79,13 +79,14 @@ class AuditFile:
         """Appends a line; with `sync` it is on the disk afterwards. Raises AuditUnwritable."""
         descriptor = self._open()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing releases it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             # A full disk may have cut a line: the next one begins anew.
             cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             data = (b"\n" if cut else b"") + line.encode() + b"\n"
             if os.write(descriptor, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # nobody else waits for the disk
             if sync:
                 os.fsync(descriptor)
         except OSError as error:

@@ -121,3 +121,27 @@ def test_another_users_link_to_a_folder_is_not_followed(
     monkeypatch.setattr(Path, "lstat", owned)
     with pytest.raises(StorageError, match=r"another user's link; advice$"):
         open_appended(tmp_path / "link" / "log", "advice")
+
+
+def test_another_user_could_replace_what_is_in_a_folder_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+    other = os.geteuid() + 2
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        found = list(stat(path, **options))
+        found[4] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: other - 1)
+    with pytest.raises(StorageError, match=f"^{tmp_path} cannot be trusted: it belongs to user {other}, not"):
+        open_appended(tmp_path / "log", "advice")
+    assert not os.path.exists(tmp_path / "log")
+
+
+def test_a_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    with pytest.raises(StorageError, match="log cannot be trusted: it is a link"):
+        open_appended(tmp_path / "log", "advice")
