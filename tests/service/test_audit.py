@@ -487,9 +487,10 @@ def test_what_is_no_plain_file_of_this_user_alone_is_refused(
     assert str(path.parent if path.name == "log" and "open" in str(path) else path) in str(done.exception)
     assert "GEMMTUNE_AUDIT_LOG" in str(done.exception)
     assert not (home.folder / "target").exists() or not (home.folder / "target").read_text()
-    with monkeypatch.context() as patch, pytest.raises(AuditUnwritable):
+    with monkeypatch.context() as patch:
         patch.delattr("service.serve.open_database")  # what a server does next
-        serve(Settings(), None, lambda _: None)
+        with pytest.raises(AuditUnwritable):
+            serve(Settings(), None, lambda _: None)
     assert [row["name"] for row in stored_keys(home)] == ["old"]
 
 
