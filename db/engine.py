@@ -73,6 +73,17 @@ def parse_url(text: str) -> URL:
     raise StorageError(f"databases of kind {kind!r} are not supported; use sqlite:// or postgresql://")
 
 
+def shown_url(text: str) -> str:
+    """The URL for logs and people: which database it is and which role uses it, without the driver, the
+    password and other parameters, which may hold one. Raises StorageError as parse_url()."""
+    url = parse_url(text)
+    named = {name: url.query[name] for name in ("host", "port", "user") if name in url.query}
+    shown = URL.create(
+        url.get_backend_name(), url.username, None, url.host, url.port, url.database, named
+    )  # fmt: skip
+    return shown.render_as_string()
+
+
 def open_engine(text: str) -> Engine:
     """An engine for the URL. Creates the folder of a SQLite file; does not connect yet."""
     url = parse_url(text)

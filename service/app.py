@@ -26,6 +26,7 @@ from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
 from service import error_answers, measured, records, schemas
+from service.audit import Trail
 from service.binaries import Binaries
 from service.board_cache import BoardCache
 from service.bundle_builds import BundleBuilds
@@ -159,7 +160,8 @@ def create_app(
     app.add_middleware(Headed)
     app.state.keys_required = keys_required(settings)
     rules = _rules(app, settings)
-    app.add_middleware(Guarded, rules=rules, retry_after=settings.retry_after_seconds)
+    trail = Trail.of_server(settings)
+    app.add_middleware(Guarded, rules=rules, retry_after=settings.retry_after_seconds, trail=trail)
     if rules.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=sorted(rules.origins), allow_methods=_CORS_METHODS,

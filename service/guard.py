@@ -1,4 +1,4 @@
-"""Who may do what: Host, Origin, keys and their scopes, rates, and a line of the audit log for every change.
+"""Who may do what: Host, Origin, keys and their scopes, rates, and the audit lines of every change.
 
 Plain ASGI, outside the routes: nothing of a request is read before it has passed. A browser sends its cookie
 and passes on what a page of another site asks for: a change needs a key in its header, or an Origin of this
@@ -7,17 +7,17 @@ service and a content type that pages cannot send unasked.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends.errors import GemmtuneError
-from service import errors
+from service import audit, errors
 from service.dashboard.assets import PREFIX
 from service.dashboard.pages import is_page, login_address
 from service.error_answers import problem_response
@@ -25,14 +25,14 @@ from service.errors import fault_of
 from service.hosts import AllowedHosts, is_same_origin
 from service.keys import ADMIN, IMPORT, READ, TUNE, Key, Keyring, Rate
 
-_audit = logging.getLogger("gemmtune.audit")
-
 COOKIE = "gemmtune_login"
 LOGIN, LOGOUT = "/login", "/logout"
 #: Answered to anyone by any name: what load balancers and orchestrators ask.
 PROBES = frozenset({"/healthz", "/readyz"})
 #: The scope's entry with the request's key, which routes read by key_of().
 KEY = "gemmtune.key"
+#: The scope's entry with the change that a request makes.
+CHANGE = "gemmtune.change"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: POSTs that change nothing.
 _ASKING = frozenset({"/v1/solutions/best"})
@@ -72,10 +72,10 @@ class Rules:
 
 
 class Guarded:
-    """Refuses requests before a route sees them, and logs those that change something."""
+    """Refuses requests before a route sees them, and records those that change something."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, retry_after: int) -> None:
-        self._app, self._rules, self._retry_after = app, rules, retry_after
+    def __init__(self, app: ASGIApp, rules: Rules, retry_after: int, trail: audit.Trail) -> None:
+        self._app, self._rules, self._retry_after, self._trail = app, rules, retry_after, trail
         self._rate = Rate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +85,12 @@ class Guarded:
             return
         method, path = scope["method"], scope["path"]
         changes = method not in _SAFE and path not in _ASKING
+        if changes:
+            scope[CHANGE] = self._trail.change(method, path, _actor(scope))
         try:
             await self._check(scope, method, path)
+            if changes and path != LOGIN:  # a login's key is in its body
+                await begin_change(scope)
         except GemmtuneError as error:
             fault = fault_of(error)
             response: Response = problem_response(fault, path, scope.get("request_id", ""), self._retry_after)
@@ -95,7 +99,7 @@ class Guarded:
                 response = RedirectResponse(login_address(path, query), 303, {"Cache-Control": "no-store"})
             await response(scope, receive, send)
             if changes:
-                _tell(scope, fault.status)
+                _end_change(scope, fault.status)
             return
         if not changes:
             await self._app(scope, receive, send)
@@ -111,7 +115,7 @@ class Guarded:
         try:
             await self._app(scope, receive, sender)
         finally:
-            _tell(scope, status)
+            _end_change(scope, status)
 
     async def _check(self, scope: Scope, method: str, path: str) -> None:
         """Raises Refused."""
@@ -196,20 +200,32 @@ def _is_shown(scope: Scope) -> bool:
     return scope["method"] in _SAFE and b"text/html" in accepted and is_page(scope["path"])
 
 
-def _tell(scope: Scope, status: int) -> None:
-    key = key_of(scope)
-    client = scope.get("client")
-    path = scope["path"][:300]
-    _audit.info(
-        "change=%s path=%s status=%d key=%s name=%r client=%s request_id=%s",
-        scope["method"],
-        path if path.isascii() and path.isprintable() and " " not in path else repr(path),
-        status,
-        "-" if key is None else key.id,
-        "" if key is None else key.name,
-        "-" if client is None else client[0],
-        scope.get("request_id", "-"),
-    )
+def _actor(scope: Scope) -> audit.Actor:
+    key, client = key_of(scope), scope.get("client")
+    return audit.Actor(
+        "" if key is None else f"key:{key.id}", "" if key is None else key.name,
+        "" if client is None else client[0], scope.get("request_id", ""),
+    )  # fmt: skip
+
+
+async def begin_change(scope: Scope, key: Key | None = None) -> None:
+    """Records that the request is about to change something. `key`: the key that it is made with, where the
+    guard does not know it. Raises AuditUnwritable."""
+    change: audit.Change = scope[CHANGE]
+    if key is not None:
+        scope[KEY] = key
+    change.actor = _actor(scope)
+    if change.is_kept:
+        await run_in_threadpool(change.begin)
+
+
+def _end_change(scope: Scope, status: int) -> None:
+    """`status`: 0 for a request without an answer."""
+    change: audit.Change = scope[CHANGE]
+    change.actor = _actor(scope)
+    if not 200 <= status < 400:
+        change.result = audit.REFUSED if 400 <= status < 500 else audit.FAILED
+    change.end(status)
 
 
 class Headed:

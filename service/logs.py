@@ -51,10 +51,15 @@ class TextLines(logging.Formatter):
         return super().formatMessage(record) + ids
 
 
+def line_format(as_json: bool) -> logging.Formatter:
+    """Of lines of JSON, or of text."""
+    return JsonLines() if as_json else TextLines()
+
+
 def log_to_stderr(as_json: bool) -> None:
     """Sets up the logs of a process that serves or measures."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else TextLines())
+    handler.setFormatter(line_format(as_json))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in ("alembic", "dbos", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Whether the disks that the service writes to have room."""
+"""Whether the disks that the service writes to have room, and its audit log takes lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from backends.errors import StorageError
 from db.engine import parse_url
+from service.audit import Trail
 from service.settings import Settings
 
 #: Less free space than this is a full disk: a commit, or a kernel's binary, may not fit.
@@ -14,11 +15,15 @@ LEAST_FREE_BYTES = 16 << 20
 
 
 def check_disks(settings: Settings) -> None:
-    """Raises StorageError, which names the folder, if the disk of the SQLite file or of the cache is full."""
+    """Raises StorageError, which names the folder, if the disk of the SQLite file, of the cache or of the
+    audit log is full; AuditUnwritable if the log takes no line."""
+    Trail.of_server(settings).check()
     url = parse_url(settings.database_url)
     folders = {"GEMMTUNE_CACHE_DIR": settings.cache_dir}
     if url.get_backend_name() == "sqlite":
         folders["GEMMTUNE_DATABASE_URL"] = Path(str(url.database)).parent
+    if settings.audit_log is not None:
+        folders["GEMMTUNE_AUDIT_LOG"] = settings.audit_log.parent
     for setting, folder in folders.items():
         free = _free_bytes(folder)
         if free < LEAST_FREE_BYTES:

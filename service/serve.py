@@ -27,6 +27,7 @@ from db.engine import reading, writing
 from db.tunings import discard_unlinked
 from db.values import put_environment
 from service.app import create_app, keys_required
+from service.audit import Trail
 from service.hosts import is_loopback
 from service.protocol import Bounds, bounded
 from service.settings import Settings
@@ -250,7 +251,9 @@ def keep_loaded(app: FastAPI) -> None:
 
 def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `beside`: also run workers, one per device; None runs none.
-    Raises PortInUse, NoKeys, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
+    Raises PortInUse, NoKeys, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice,
+    AuditUnwritable."""
+    Trail.of_server(settings).check()
     # Unknown devices are refused here, not by a worker that would be restarted again and again.
     devices = [] if beside is None else beside.devices()
     settings = _default_class(settings, devices)

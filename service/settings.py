@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from backends.cache import default_cache_dir
@@ -198,12 +198,24 @@ class Settings(BaseSettings):
     log_json: bool = Field(
         default=False, description="Whether servers and workers log lines of JSON instead of text."
     )
+    audit_log: Path | None = Field(
+        default=None,
+        description="File, by its absolute path, to which servers and commands append a line of JSON before "
+        "every change of the database, and one with its result; what cannot be recorded is refused.",
+    )
     otel: bool = Field(
         default=False,
         description="Whether servers and workers send traces by OpenTelemetry (extra `otel`); its own "
         "variables, `OTEL_*`, name the collector and the sampler.",
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")
+
+    @field_validator("audit_log")
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            raise ValueError("write the file's absolute path: servers and commands run in different folders")
+        return path
 
     @property
     def chosen_device(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from db import environments, worth
 from db.engine import reading
 from db.tunings import new_id
 from service import follow, imports
+from service.audit import FAILED, audited
 from service.commands.common import err
 from service.device_lock import DeviceLock, locks_folder
 from service.formats.core.base import Imported
@@ -42,7 +44,8 @@ class Asked:
     """What is to be tuned, and how; `options` are the policy's options other than its mode. `device`: None is
     this machine's by the settings, or the one that a service's requests mean. `output`: the
     file that keeps the outcomes in place of the database. `source`: the name of the file of problems, whose
-    call counts the database keeps; None for problems of no file."""
+    call counts the database keeps; None for problems of no file. `command`: which one asks, and
+    `subject`: about what, if neither about a file nor about one problem; for the audit trail."""
 
     read: Imported
     device: str | None
@@ -60,6 +63,8 @@ class Asked:
     silent: bool
     campaign_seconds: float | None = None
     source: str | None = None
+    command: str = "tune"
+    subject: str | None = None
 
     def policy(self, vendor: str) -> MeasurementPolicy:
         """The policy on a device of this vendor."""
@@ -88,17 +93,28 @@ def tune_here(settings: Settings, asked: Asked) -> Done:
 
 
 def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: MeasurementPolicy) -> Done:
-    ceilings = CeilingStore(settings.cache_dir / "ceilings")
-    problems = [item.problem for item in asked.read.problems]
-    journal = Journal(asked.output) if asked.output else None
-    store: SessionStore
-    if journal is None:
-        engine = open_database(settings)
+    if asked.output:
+        with closing(Journal(asked.output)) as journal:
+            return _tuned(found, settings, asked, policy, journal)
+    engine = open_database(settings)
+    subject = asked.source or asked.subject or asked.read.problems[0].problem.slug
+    where = f"device_class={found.environment.device_class}"
+    with audited(settings, asked.command, subject, where) as change:
         if asked.source is not None:  # exports and reports weigh problems by their calls
             imports.keep_counts(engine, asked.read, asked.source)
         store = DirectStore(engine, new_id("forced") if asked.force else "")
-    else:
-        store = journal
+        done = _tuned(found, settings, asked, policy, store)
+        change.detail = f"{where} problems={len(done.results)}"
+        if done.lost is not None:
+            change.result = FAILED
+    return done
+
+
+def _tuned(
+    found: FoundDevice, settings: Settings, asked: Asked, policy: MeasurementPolicy, store: SessionStore
+) -> Done:
+    ceilings = CeilingStore(settings.cache_dir / "ceilings")
+    problems = [item.problem for item in asked.read.problems]
     tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
     shares = None
     if asked.campaign_seconds is not None:
@@ -123,8 +139,6 @@ def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: Measuremen
             done.lost = str(error)
         finally:
             signal.signal(signal.SIGINT, previous)
-            if journal is not None:
-                journal.close()
     if campaign.stopped:
         done.interrupted = "run the same command again to go on"
     return done

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.table import Table
+from sqlalchemy import Engine
 
 from backends.environment import DeviceClass
 from backends.errors import UnknownDevice
@@ -18,6 +19,7 @@ from db.classes import Classes, classes
 from db.engine import reading
 from service import best as lookups
 from service import imports, report
+from service.audit import audited
 from service.commands.common import (
     FAILED,
     Device,
@@ -251,25 +253,34 @@ def _import_here(
         waiting = None if target in known.live else str(target)
     with told(printable(str(file))):
         stream = file.open("rb")
-    with stream:
+    with stream, audited(settings, "import", file.name) as change:
         done = imports.import_file(engine, stream, str(file), format_name, device, file.name, options)
-    answer = done.to_dict()
-    if tune:
-        from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)
-
-        tunings = open_tunings(engine, settings)
-        created = tunings.submit(
-            target,
-            TuningSettings(
-                MeasurementPolicy.of(target.vendor),
-                Budget(settings.seconds_per_problem),
-                rule=DecisionRule(margin=settings.margin),
-            ),
-            imports.distinct(done.read),
-        )  # fmt: skip
-        tunings.close()
-        answer["tuning"] = {"id": created.id, "total": created.total}
+        answer = done.to_dict()
+        stored = [f"{what}={answer[what]['stored']}" for what in ("claims", "sessions")]
+        change.detail = " ".join([f"problems={len(answer['problems'])}", *stored])
+        if tune:
+            answer["tuning"] = _submitted(settings, engine, target, done)
+            change.detail += f" tuning={answer['tuning']['id']}"
     return answer, waiting
+
+
+def _submitted(
+    settings: Settings, engine: Engine, target: DeviceClass, done: imports.ImportAnswer
+) -> dict[str, Any]:
+    from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)
+
+    tunings = open_tunings(engine, settings)
+    created = tunings.submit(
+        target,
+        TuningSettings(
+            MeasurementPolicy.of(target.vendor),
+            Budget(settings.seconds_per_problem),
+            rule=DecisionRule(margin=settings.margin),
+        ),
+        imports.distinct(done.read),
+    )  # fmt: skip
+    tunings.close()
+    return {"id": created.id, "total": created.total}
 
 
 def _workable(known: Classes, selector: str) -> DeviceClass:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from db import schema
 from db.best import rebuild_best
-from db.engine import writing
+from db.engine import shown_url, writing
+from service.audit import audited
 from service.backup import backup
 from service.commands.common import Json, out, print_json
 from service.copying import copy_database
@@ -27,16 +27,22 @@ def db_upgrade() -> None:
     """Bring the database's schema up to date (idempotent; safe while others run the same). The shipped
     pre-tuned tables are installed as claims, unless GEMMTUNE_PRETUNED=0."""
     settings = Settings()
-    out.print(f"the database's schema is at {upgrade(settings)}", markup=False, highlight=False)
-    install_tables(settings)
+    with audited(settings, "db upgrade") as change:
+        change.subject = revision = upgrade(settings)
+        out.print(f"the database's schema is at {revision}", markup=False, highlight=False)
+        install_tables(settings)
 
 
 @database.command(name="rebuild")
 def db_rebuild() -> None:
     """Derive every best row anew from the stored verdicts."""
-    engine = open_database(Settings())
-    with writing(engine) as connection:
-        count = rebuild_best(connection, derive_targets)
+    settings = Settings()
+    engine = open_database(settings)
+    with audited(settings, "db rebuild") as change:
+        with writing(engine) as connection:
+            count = rebuild_best(connection, derive_targets)
+        change.detail = f"rows={count}"
+    engine.dispose()
     out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
 
 
@@ -60,7 +66,10 @@ def db_copy(
 ) -> None:
     """Copy all that is stored into an empty database: sqlite:////path/to/file or
     postgresql://user:password@host/name, in either direction. Jobs that ran are queued again there."""
-    done = copy_database(source, target, force)
+    said = f"from={shown_url(source)}"
+    with audited(Settings(), "db copy", said, url=target) as change:
+        done = copy_database(source, target, force)
+        change.detail = f"rows={sum(done.rows.values())}"
     if as_json:
         print_json({"rows": done.rows, "seconds": done.seconds})
         return
@@ -80,11 +89,13 @@ def db_prune(
     every hour. Best rows, verdicts and reports stay as they are."""
     settings = Settings()
     engine = open_database(settings)
-    found = count_old(settings, engine) if dry_run else prune(settings, engine)
+    if dry_run:
+        found = count_old(settings, engine)
+    else:
+        with audited(settings, "db prune") as change:
+            found = prune(settings, engine)
+            change.detail = " ".join(f"{name}={count}" for name, count in found.items())
     engine.dispose()
-    if not dry_run:
-        said = " ".join(f"{name}={count}" for name, count in found.items())
-        logging.getLogger("gemmtune.audit").info("change=prune %s", said)
     if as_json:
         print_json({"dry_run": dry_run, **found})
         return

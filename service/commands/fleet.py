@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -19,13 +18,13 @@ from db.classes import classes
 from db.engine import reading, writing
 from db.retries import JobNotRetried, retry_job
 from service import report
+from service.audit import REFUSED, audited
 from service.commands.common import PARTLY, Device, Json, Server, out, print_json, tell
 from service.remote import Remote, ServiceRefused
 from service.routes.views import fleet_job_view, worker_view
 from service.settings import Settings
 from service.startup import open_database
 
-_audit = logging.getLogger("gemmtune.audit")
 #: Rows that are read from this machine's database at a time.
 _PAGE = 500
 _Query = Callable[..., list[dict[str, Any]]]
@@ -181,7 +180,8 @@ class _Here:
     """This machine's database."""
 
     def __init__(self) -> None:
-        self._engine = open_database(Settings())
+        self._settings = Settings()
+        self._engine = open_database(self._settings)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -193,11 +193,13 @@ class _Here:
 
     def retry(self, job_id: str) -> None:
         """Raises JobNotRetried, NoSuchName."""
-        with writing(self._engine) as connection:
-            done = retry_job(connection, job_id)
+        with audited(self._settings, "retry", job_id, refusals=(JobNotRetried,)) as change:
+            with writing(self._engine) as connection:
+                done = retry_job(connection, job_id)
+            if not done:
+                change.result = REFUSED
         if not done:
             raise NoSuchName(f"there is no job {job_id[:80]!r}; list them: gemmtune jobs --state failed")
-        _audit.info("change=retry-job job=%s", job_id)
 
 
 class _Remote:

@@ -17,6 +17,7 @@ from backends.registry import matching_devices
 from backends.user_kernels.source import read_kernel
 from backends.wire import problem_to_wire
 from service import report
+from service.audit import audited
 from service.commands.common import (
     BAD_INPUT,
     FAILED,
@@ -110,7 +111,10 @@ def judge(
     engine = open_database(settings)
     with DeviceLock.first_free(locks_folder(settings), devices) as lock:
         binaries = BinaryCache(settings.cache_dir / "kernels")
-        with JudgeClient(lock.device, binaries, source, timeout) as client:
+        with (
+            audited(settings, "judge", source.name, f"sha256={source.digest}") as change,
+            JudgeClient(lock.device, binaries, source, timeout) as client,
+        ):
             judging = Judging(client, engine, asked)
             previous = signal.signal(signal.SIGINT, lambda *_: judging.stop())
             try:
@@ -122,6 +126,7 @@ def judge(
                         done += [one for one in judging.run(item.problem) if isinstance(one, Judged)]
             finally:
                 signal.signal(signal.SIGINT, previous)
+            change.detail += f" problems={len(done)}"
     environment = lock.device.environment
     if as_json:
         print_json(

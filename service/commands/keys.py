@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from db import keys as rows
 from db.engine import reading, writing
 from service import keys
+from service.audit import REFUSED, audited
 from service.commands.common import Json, out, print_json, tell
 from service.settings import Settings
 from service.startup import open_database
@@ -17,7 +17,6 @@ from service.text_table import plain_table
 from tuners.policy import read_bytes
 
 commands = typer.Typer(help="API keys of the service: make, list and revoke them.", no_args_is_help=True)
-_audit = logging.getLogger("gemmtune.audit")
 _DAY = 86400.0
 
 
@@ -49,12 +48,16 @@ def create(
     size = None if upload_bytes is None else read_bytes(upload_bytes, "--upload-bytes")
     given = (requests_per_second, queued_jobs, urgent_jobs, size)
     limits = {name: value for name, value in zip(keys.LIMITS, given, strict=True) if value is not None}
-    engine = open_database(Settings())
-    with writing(engine) as connection:
-        token = keys.create(connection, name, scope, days * _DAY if days else None, limits)
+    settings = Settings()
+    engine = open_database(settings)
+    named = [f"{limit}={value}" for limit, value in limits.items()]
+    detail = " ".join([f"scopes={','.join(scope)}", f"days={days:g}", *named])
+    with audited(settings, "keys create", name, detail, refusals=(keys.KeyRefused,)) as change:
+        with writing(engine) as connection:
+            token = keys.create(connection, name, scope, days * _DAY if days else None, limits)
+        key_id = token.split("_")[1]
+        change.detail = f"id={key_id} {detail}"
     engine.dispose()
-    key_id = token.split("_")[1]
-    _audit.info("change=create-key key=%s name=%r scopes=%s", key_id, name, ",".join(scope))
     if as_json:
         print_json({"id": key_id, "name": name, "scopes": sorted(set(scope)), "key": token})
     else:
@@ -83,13 +86,16 @@ def list_keys(as_json: Json = False) -> None:
 @commands.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as listed.")]) -> None:
     """Revoke a key and every login with it, for good. Servers follow within a second."""
-    engine = open_database(Settings())
-    with writing(engine) as connection:
-        done = rows.revoke(connection, key_id)
+    settings = Settings()
+    engine = open_database(settings)
+    with audited(settings, "keys revoke", key_id) as change:
+        with writing(engine) as connection:
+            done = rows.revoke(connection, key_id)
+        if not done:
+            change.result = REFUSED
     engine.dispose()
     if not done:
         raise keys.KeyRefused(f"there is no key {key_id[:40]!r} to revoke; list them: gemmtune keys list")
-    _audit.info("change=revoke-key key=%s", key_id)
     tell(f"key {key_id} is revoked")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,16 +102,20 @@ def forget(
     worker registers it again. What was measured on it stays."""
     from db import classes  # noqa: PLC0415  (devices are listed without a database)
     from db.engine import writing  # noqa: PLC0415
+    from service.audit import REFUSED, audited  # noqa: PLC0415
     from service.startup import open_database  # noqa: PLC0415
 
-    engine = open_database(Settings())
-    with writing(engine) as connection:
-        done = classes.forget(connection, device_class)
+    settings = Settings()
+    engine = open_database(settings)
+    with audited(settings, "devices forget", device_class, refusals=(classes.ClassInUse,)) as change:
+        with writing(engine) as connection:
+            done = classes.forget(connection, device_class)
+        if not done:
+            change.result = REFUSED
     engine.dispose()
     if not done:
         tell(f"error: there is no device class {device_class!r}", "red")
         raise typer.Exit(BAD_INPUT)
-    logging.getLogger("gemmtune.audit").info("change=forget-device class=%s", device_class)
     tell(f"{device_class} is forgotten")
 
 

@@ -295,7 +295,7 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
     asked = Asked(
         plan.some(unknown), options.selector, options.index, None, {}, budget, Search(),
         level.rule(options.settings.margin), level.name, options.force, None, options.total_seconds, None,
-        options.silent,
+        options.silent, command="model", subject=plan.name,
     )  # fmt: skip
     return tune_here(options.settings, asked) if place.server is None else tune_there(place.server, asked)
 

@@ -13,6 +13,7 @@ from backends.errors import ReadError
 from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
+from service.audit import audited
 from service.commands.common import (
     FAILED,
     Device,
@@ -100,7 +101,11 @@ def install(
     for path in paths:
         found = tables.read_table(path)
         if server is None:
-            answer = tables.install(open_database(Settings()), path).to_dict()
+            settings = Settings()
+            engine = open_database(settings)
+            with audited(settings, "pretuned install", found.name) as change:
+                answer = tables.install(engine, path).to_dict()
+                change.detail = f"claims={answer['claims']['stored']}"
         else:
             with Remote(server) as remote:
                 answer = remote.upload("/v1/imports/jsonl", path, source=found.name)

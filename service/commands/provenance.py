@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any
 
 import typer
 
 from db import provenance as rows
 from db.engine import reading, writing
+from service.audit import REFUSED, audited
 from service.commands.common import BAD_INPUT, Json, Server, out, print_json, tell
 from service.remote import Remote
 from service.routes.views import provenance_view
@@ -17,7 +17,6 @@ from service.startup import open_database
 from service.text_table import plain_table
 
 commands = typer.Typer(help="Imported files: list them, and remove what one brought.", no_args_is_help=True)
-_audit = logging.getLogger("gemmtune.audit")
 _MOST = 2**31
 
 
@@ -53,14 +52,17 @@ def delete(number: Annotated[int, typer.Argument(help="As listed.")], server: Se
         with Remote(server) as remote:
             remote.delete(f"/v1/provenance/{number}")
     else:
-        engine = open_database(Settings())
-        with writing(engine) as connection:
-            done = rows.remove(connection, number)
+        settings = Settings()
+        engine = open_database(settings)
+        with audited(settings, "provenance delete", str(number)) as change:
+            with writing(engine) as connection:
+                done = rows.remove(connection, number)
+            if not done:
+                change.result = REFUSED
         engine.dispose()
         if not done:
             tell(f"error: there is no provenance {number}; list them: gemmtune provenance list", "red")
             raise typer.Exit(BAD_INPUT)
-        _audit.info("change=delete-provenance number=%d", number)
     tell(f"provenance {number} is removed")
 
 

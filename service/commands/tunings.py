@@ -11,10 +11,11 @@ import typer
 
 from backends.errors import InvalidProblem
 from db import fleet, queries
-from db.engine import reading
+from db.engine import reading, shown_url
 from db.gauges import gauges
 from db.tunings import ACTIVE
 from service import errors
+from service.audit import audited
 from service.commands.common import FAILED, Json, Server, out, print_json, tell
 from service.pages import Page, page_of
 from service.remote import Remote, ServiceAway
@@ -62,8 +63,7 @@ def _status_here(settings: Settings) -> dict[str, Any]:
         ]  # fmt: skip
         queues = {name: count for name, (count, _) in gauges(connection)["queues"].items()}
         workers = [worker_view(row) for row in fleet.workers(connection, None, _WORKERS)]
-    shown = engine.url.render_as_string(hide_password=True)
-    return _status({"database": shown}, workers, queues, active)
+    return _status({"database": shown_url(settings.database_url)}, workers, queues, active)
 
 
 def _status_there(remote: Remote) -> dict[str, Any]:
@@ -218,7 +218,8 @@ def _cancel_here(name: str) -> tuple[str, dict[str, Any]]:
     if row["status"] in ACTIVE:
         opened = open_tunings(engine, settings)
         try:
-            opened.cancel(name)
+            with audited(settings, "cancel", name):
+                opened.cancel(name)
         finally:
             opened.close()
     with reading(engine) as connection:

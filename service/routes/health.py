@@ -34,8 +34,8 @@ async def healthz() -> Response:
 )
 def readyz(service: ServiceDep) -> Response:
     """The database answers, takes writes, and has this version's schema, its disk and the cache's have room,
-    and the workers beside this server live; else 503, which says what to do. `workers` counts the live ones
-    of all device classes."""
+    the audit log takes lines, and the workers beside this server live; else 503, which says what to do.
+    `workers` counts the live ones of all device classes."""
     schema.ready(service.engine)
     readiness.check_disks(service.settings)
     failing = service.failing_workers()

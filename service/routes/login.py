@@ -10,7 +10,7 @@ from db import keys as rows
 from db.engine import writing
 from service import answers, errors, keys, schemas
 from service.deps import STRICT, JsonBody, Service, ServiceDep, answer, parse_json, parse_model
-from service.guard import COOKIE, LOGIN, LOGOUT, key_of
+from service.guard import COOKIE, LOGIN, LOGOUT, begin_change, key_of
 from service.keys import Key, Keyring
 from service.routes import describe
 
@@ -39,6 +39,7 @@ async def log_in(request: Request, service: ServiceDep, body: JsonBody) -> Respo
     key = await ring.key(asked.key)
     if key is None:
         raise errors.unauthorized("the key is unknown, revoked or expired")
+    await begin_change(request.scope, key)
     token, seconds = await run_in_threadpool(_log_in, service, key)
     ring.forget()
     shown = {"name": key.name, "scopes": sorted(key.scopes), "seconds": seconds}

@@ -10,7 +10,7 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.errors import StorageError
-from backends.owned import check_file, check_folder, open_locked
+from backends.owned import check_file, check_folder, open_appended, open_locked
 
 
 def kept(root: Path, name: str = "a" * 24) -> tuple[BinaryCache, Path]:
@@ -85,3 +85,63 @@ def test_binaries_that_were_not_used_for_longest_are_pruned(tmp_path: Path) -> N
     assert cache.prune(25) == 20
     assert [path.exists() for path in paths] == [True, False, False, True]
     assert cache.prune(0) == 0, "binaries used within the hour stay"
+
+
+def test_what_is_appended_to_is_this_users_or_roots_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    descriptor = open_appended(path, "advice")
+    os.close(descriptor)
+    assert path.stat().st_mode & 0o777 == 0o600
+    mine = path.stat().st_uid
+    for user, taken in ((mine, True), (0, True), (mine + 1, False)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        if taken:
+            os.close(open_appended(path, "advice"))
+            continue
+        with pytest.raises(StorageError, match=r"belongs to user .*; advice$"):
+            open_appended(path, "advice")
+
+
+def test_another_users_link_to_a_folder_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "logs")
+    os.close(open_appended(tmp_path / "link" / "log", "advice"))
+    lstat = Path.lstat
+    other = os.geteuid() + 1
+
+    def owned(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[4] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", owned)
+    with pytest.raises(StorageError, match=r"another user's link; advice$"):
+        open_appended(tmp_path / "link" / "log", "advice")
+
+
+def test_another_user_could_replace_what_is_in_a_folder_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+    other = os.geteuid() + 2
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        found = list(stat(path, **options))
+        found[4] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: other - 1)
+    with pytest.raises(StorageError, match=f"^{tmp_path} cannot be trusted: it belongs to user {other}, not"):
+        open_appended(tmp_path / "log", "advice")
+    assert not os.path.exists(tmp_path / "log")
+
+
+def test_a_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    with pytest.raises(StorageError, match="log cannot be trusted: it is a link"):
+        open_appended(tmp_path / "log", "advice")

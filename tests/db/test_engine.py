@@ -27,6 +27,7 @@ from db.engine import (
     open_engine,
     parse_url,
     reading,
+    shown_url,
     writing,
 )
 from tests.postgres import ON_POSTGRES, ON_SQLITE, PostgresServer
@@ -446,3 +447,16 @@ def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
     engine.dispose()
     assert set(modes) == {"x.sqlite", "x.sqlite-wal", "x.sqlite-shm"}
     assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:////a/b.sqlite", "sqlite:////a/b.sqlite"),
+        ("postgresql://me:s3cr%40t@host:5433/name?sslmode=require", "postgresql://me@host:5433/name"),
+        ("postgresql://host/name?user=me&password=s3cr", "postgresql://host/name?user=me"),
+        ("postgresql+psycopg:///name?host=/run/pg&passfile=s3cr", "postgresql:///name?host=%2Frun%2Fpg"),
+    ],
+)
+def test_a_shown_url_says_which_database_and_no_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -34,6 +34,7 @@ class Home:
             **os.environ,
             "GEMMTUNE_DATABASE_URL": f"sqlite:///{folder / 'gemmtune.sqlite'}",
             "GEMMTUNE_CACHE_DIR": str(cache),
+            "GEMMTUNE_AUDIT_LOG": str(folder / "audit.jsonl"),
             "COLUMNS": "200",
         }
 
@@ -80,6 +81,14 @@ def test_what_was_tuned_is_known_here(home: Home, tuned: Any) -> None:
     code, out, _ = home.run("best", *SMALL)
     assert code == 0
     assert tuned["verdict"]["winner"] in out
+
+
+def test_a_tuning_is_in_the_audit_log(home: Home, tuned: Any) -> None:
+    lines = [json.loads(line) for line in (home.folder / "audit.jsonl").read_text().splitlines()]
+    begun, done = [line for line in lines if line["change"] == "tune"][:2]
+    assert (begun["result"], done["result"]) == ("begun", "done")
+    assert begun["subject"] == done["subject"] == "nn_48x8x64_fp32"
+    assert done["detail"].endswith(" problems=1")
 
 
 def test_the_same_command_shows_what_is_known_and_force_measures(home: Home, tuned: Any) -> None:

@@ -200,7 +200,7 @@ def test_reading_and_retrying_need_their_scopes(
         assert client.post(path, headers=headers("tune")).status_code == 202
     lines = [record.getMessage() for record in caplog.records if path in record.getMessage()]
     assert [line.split("status=")[1][:3] for line in lines] == ["403", "403", "429", "202"]
-    assert "name='tune'" in lines[-1]
+    assert " name=tune " in lines[-1]
 
 
 # ---- commands ----------------------------------------------------------------------------------

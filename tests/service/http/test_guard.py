@@ -241,9 +241,9 @@ def test_every_change_is_a_line_of_the_audit_log(
     lines = [record.getMessage() for record in caplog.records if record.name == "gemmtune.audit"]
     key_id = token.split("_")[1]
     assert len(lines) == 2
-    assert f"change=POST path=/v1/tunings status=202 key={key_id} name='a key'" in lines[0]
-    assert "client=127.0.0.1 request_id=r-1" in lines[0]
-    assert "status=401 key=-" in lines[1]
+    assert f"change=POST subject=/v1/tunings detail=- result=done status=202 by=key:{key_id}" in lines[0]
+    assert "name='a key' from=127.0.0.1 request_id=r-1 database=sqlite:///" in lines[0]
+    assert "result=refused status=401 by=- name=-" in lines[1]
     assert token.split("_")[2] not in caplog.text
 
 
