@@ -248,17 +248,12 @@ class Final:
 
     def tied(self, winners: Sequence[str]) -> list[str]:
         """Of candidates that win, the fastest and those that tie with it: not shown to be slower than it by
-        more than the margin, and no more than the margin behind it in the median, the incumbent no more than
-        CHALLENGE_SHARE of it."""
-        best, margin = self.fastest(winners), self.rule.margin
-        found = []
-        for name in winners:
-            behind = self.ratio(name, best)
-            # The median limits what a choice costs where intervals are wide.
-            most = margin * (CHALLENGE_SHARE if name == self.incumbent else 1.0)
-            if name == best or (behind.low <= 1 + margin and behind.mid <= 1 + most):
-                found.append(name)
-        return found
+        more than may_be_behind(), and no more than that behind it in the median, which limits what a choice
+        costs where intervals are wide."""
+        best = self.fastest(winners)
+        behind = {name: self.ratio(name, best) for name in winners}
+        most = {name: 1 + may_be_behind(name, self.rule, self.incumbent) for name in winners}
+        return [n for n, r in behind.items() if n == best or (r.low <= most[n] and r.mid <= most[n])]
 
     def preferred(self, winners: Sequence[str]) -> str:
         """Of several candidates that win, the preferred one among those that tie with the fastest. Whatever
@@ -278,6 +273,12 @@ class Final:
         ours, base = self._samples[name], self._samples[self.baseline]
         ratio = self.against_base[name]
         return median(ours.values()), median(base[i] for i in ours), ratio.inverse, len(ours)
+
+
+def may_be_behind(name: str, rule: DecisionRule, incumbent: str | None) -> float:
+    """The share of its time by which a candidate may be slower than the fastest and keeps its place: the
+    margin, for the incumbent CHALLENGE_SHARE of it."""
+    return rule.margin * (CHALLENGE_SHARE if name == incumbent else 1.0)
 
 
 def decide(

@@ -18,7 +18,7 @@ from typing import Any
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
-from tuners.decide import DecisionRule
+from tuners.decide import DecisionRule, may_be_behind
 from tuners.intervals import Interval, paired
 from tuners.options import RaceOptions
 
@@ -190,13 +190,13 @@ class Race:
                 left.add(last)
         return kept
 
-    def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
-        """Eliminates finalists that are shown to be slower than the leader by more than the margin. The last
-        candidate of a target is reserved instead."""
+    def drop_slower(self, rule: DecisionRule, incumbent: str | None = None) -> Iterator[Outcome]:
+        """Eliminates finalists that are shown to be slower than the leader by more than may_be_behind(). The
+        last candidate of a target is reserved instead."""
         order = sorted(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
         leader = order[0]
         behind = {n: self._against(n, leader) for n in order if n not in (leader, self.baseline)}
-        out = {name: ratio for name, ratio in behind.items() if ratio.low > 1 + rule.margin}
+        out = {n: ratio for n, ratio in behind.items() if ratio.low > 1 + may_be_behind(n, rule, incumbent)}
         kept = self._last_of_targets(out)
         for name, ratio in out.items():
             values = self.times.pop(name)

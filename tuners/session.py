@@ -278,7 +278,7 @@ class Session:
                     return
                 self.counts.measuring_seconds = spent + took()
                 if race.rounds >= self._race.drop_after and race.rounds % 2 == 0:
-                    yield from race.drop_slower(self.settings.rule)
+                    yield from race.drop_slower(self.settings.rule, self._incumbent)
                 over = self.counts.measuring_seconds > limit
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)

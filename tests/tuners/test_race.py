@@ -111,6 +111,21 @@ def test_a_finalist_that_is_shown_slower_is_reserved_with_its_rounds_and_sampled
     assert race.times.keys().isdisjoint(race.reserved)
 
 
+@pytest.mark.parametrize(
+    ("behind", "known", "kept"), [(1.025, True, True), (1.025, False, False), (1.04, True, False)]
+)
+def test_the_incumbent_leaves_the_final_only_if_it_lost_its_place(
+    behind: float, known: bool, kept: bool
+) -> None:
+    race = Bench({"base": 1.0, "a": 0.5, "old": 0.5 * behind}, noise=0.0).race({})
+    race.start_final()
+    ran(race, OPTIONS.drop_after)
+    old = solution("old").id
+    assert [one.solution.id for one in race.drop_slower(RULE, old if known else None)] == (
+        [] if kept else [old]
+    )
+
+
 @pytest.mark.parametrize("finalists", [1, 3, 8])
 @pytest.mark.parametrize("reserved", [1, 2, 4])
 @pytest.mark.parametrize("factor", [0.3, 1.0, 7.0])
