@@ -9,19 +9,15 @@ only on the problem and the GPU's name, so candidates keep their order.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
 
 from backends.environment import Environment
+from backends.kernels.triton.nvidia_process import HEURISTICS
 from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
@@ -59,7 +55,6 @@ _MOST = 32
 _TIMEOUT_SECONDS = 30.0
 #: The most rows of tiles in a band of the tile order.
 _MOST_ROWS = 32
-_PROGRAM = Path(__file__).with_name("nvidia_worker.py")
 
 
 @dataclass(frozen=True)
@@ -165,29 +160,8 @@ def _answers(gpu: str, questions: tuple[Question, ...]) -> tuple[list[dict[str, 
     """The configurations of each question, or an error message. Errors are cached too, so that a library that
     fails is waited for once for each problem."""
     request = {"gpu": gpu, "questions": [asdict(one) for one in questions], "most": _MOST}
-    path = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(_PROGRAM)],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECONDS,
-            env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {_TIMEOUT_SECONDS:.0f} s"
-    except OSError as error:
-        return str(error)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"status {done.returncode}"
-    try:
-        return tuple(json.loads(done.stdout))
-    except ValueError as error:
-        return f"its answer cannot be read: {error}"
+    found = HEURISTICS.ask(request, _TIMEOUT_SECONDS)
+    return found if isinstance(found, str) else tuple(found)
 
 
 def _values(swap: bool, found: Mapping[str, Any], environment: Environment) -> dict[str, Parameter] | None:

@@ -1,5 +1,5 @@
-"""The process that queries NVIDIA's nvMatmulHeuristics once: a JSON request on standard input, a JSON answer
-on standard output. nvidia_prior.py explains why it is a process.
+"""The process that queries NVIDIA's nvMatmulHeuristics: a JSON request a line on standard input, an answer
+likewise on standard output. It ends with its input. nvidia_prior.py explains why it is a process.
 """
 
 from __future__ import annotations
@@ -8,19 +8,27 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+
+@lru_cache
+def _heuristics(gpu: str) -> Any:
+    import nvMatmulHeuristics as library  # noqa: N813, PLC0415  (optional)
+
+    # The class that never destroys its handle: destroying a handle that has been queried crashes (0.1.0.27).
+    return library.NvMatmulHeuristicsInterfaceEx(
+        library.NvMatmulHeuristicsTarget.TRITON,
+        flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+        gpu=library.NvMatmulHeuristicsNvidiaGpu[gpu],
+    )
 
 
 def asked(gpu: str, questions: Sequence[Mapping[str, Any]], most: int) -> list[list[dict[str, Any]]]:
     """The configurations of each question, in the library's order. Exceptions of the library pass through."""
     import nvMatmulHeuristics as library  # noqa: N813, PLC0415  (optional)
 
-    # The class that never destroys its handle: destroying a handle that has been queried crashes (0.1.0.27).
-    heuristics = library.NvMatmulHeuristicsInterfaceEx(
-        library.NvMatmulHeuristicsTarget.TRITON,
-        flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
-        gpu=library.NvMatmulHeuristicsNvidiaGpu[gpu],
-    )
+    heuristics = _heuristics(gpu)
     found = []
     for one in questions:
         layout = library.NvMatmulHeuristicsMatmulLayout[one["layout"]]
@@ -47,12 +55,13 @@ def _plain(kernel: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serves one request. The library's own output goes to standard error, never into the answer."""
+    """Serves requests. The library's own output goes to standard error, never into an answer."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    request = json.load(sys.stdin)
-    json.dump(asked(request["gpu"], request["questions"], request["most"]), out)
-    out.close()
+    for line in sys.stdin:
+        request = json.loads(line)
+        out.write(json.dumps(asked(request["gpu"], request["questions"], request["most"])) + "\n")
+        out.flush()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 
 from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
-from backends.kernels.triton import nvidia_prior
+from backends.kernels.triton import nvidia_prior, nvidia_process
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import MOST_CANDIDATES
 from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
@@ -47,6 +47,7 @@ def kernel(block: tuple[int, int, int], warps: tuple[int, int] = (2, 2), **chang
 def forget() -> None:
     nvidia_prior.build.cache_clear()
     nvidia_prior._answers.cache_clear()
+    nvidia_process.HEURISTICS.close()
 
 
 @pytest.fixture(autouse=True)
@@ -303,11 +304,12 @@ def test_a_failure_is_told_and_our_model_orders(
     assert len(asked(tmp_path)) <= 1  # not again for every family
 
 
-def test_an_answer_that_is_none(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_none(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert notes(FEW) == {(f"{NAME} proposes nothing: {OURS}",)}
     assert parameters("triton-gemm", FEW) == own("triton-gemm", FEW)
     forget()
-    monkeypatch.setattr(nvidia_prior, "_PROGRAM", Path(json.__file__).parent / "decoder.py")
+    monkeypatch.setattr(nvidia_process, "PROGRAM", tmp_path / "talks.py")
+    (tmp_path / "talks.py").write_text("print('{')")
     assert "its answer cannot be read" in str(notes(FEW))
     forget()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
