@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from backends.cache import BinaryCache
 from backends.cuda.cublaslt_algorithms import (
     DROPS_REMAINDER,
     Algorithm,
@@ -27,6 +28,8 @@ from backends.cuda.cublaslt_algorithms import (
     by_cost,
     drops_remainder,
     grid,
+    keep_triples,
+    kept_triples,
     neighbours,
     spread,
 )
@@ -47,6 +50,8 @@ from backends.solution import Parameter, Solution
 
 #: Where no limit is set: NVIDIA's own advice for Hopper and later, which frameworks follow.
 WORKSPACE_BYTES = 32 * 2**20
+#: How legal triples are found: changes with base_configurations(), so that what is kept is found anew.
+_TRIPLES = "1"
 #: Problems whose descriptors are kept (a final verifies several twins of one problem).
 _CALLS = 16
 #: CUBLASLT_REDUCTION_SCHEME_INPLACE and _OUTPUT_TYPE.
@@ -126,10 +131,14 @@ class _Kind:
 
 
 class Library:
-    """The library's handle in this process, and what it was asked already."""
+    """The library's handle in this process, and what it was asked already. Legal triples take 150,000 checks,
+    3 s, and are kept in the device's cache folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: GpuContext) -> None:
         self.handle: int = lt().create()
+        where = device.environment
+        self._cache, self._hardware = device.cache, str(where.device_class)
+        self._version = where.libraries.get("cublaslt", "")
         self._algorithms: dict[tuple[int, ...], dict[int, Algorithm]] = {}
         self._bases: dict[_Kind, dict[int, list[MatmulAlgoConfig]]] = {}
         self._calls: OrderedDict[str, MatmulCall] = OrderedDict()
@@ -159,18 +168,24 @@ class Library:
             (p.m >= 64, p.n >= 64, p.k >= 64),
         )  # fmt: skip
         if kind not in self._bases:
-            check, aligned = self.call(p).check, kind.alignment
-            self._bases[kind] = {
-                number: list(base_configurations(algorithm, check))
-                for number, algorithm in self.algorithms(p).items()
-                if algorithm.allows(aligned)
-            }
+            key = BinaryCache.key({"triples": repr(kind)}, self._hardware, self._version, [_TRIPLES])
+            path = self._cache.get(key, ".triples")
+            found = kept_triples(path) if path else None
+            if found is None:
+                check, aligned = self.call(p).check, kind.alignment
+                found = {
+                    number: list(base_configurations(algorithm, check))
+                    for number, algorithm in self.algorithms(p).items()
+                    if algorithm.allows(aligned)
+                }
+                self._cache.put(key, ".triples", partial(keep_triples, found))
+            self._bases[kind] = found
         return self._bases[kind]
 
 
 def library(device: GpuContext) -> Library:
     """The device's own."""
-    found: Library = device.keep("cublaslt", Library)
+    found: Library = device.keep("cublaslt", partial(Library, device))
     return found
 
 

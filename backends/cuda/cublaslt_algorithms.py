@@ -8,9 +8,11 @@ cublasLtMatmulAlgoConfigAttributes_t and cublasLtMatmulAlgoCapAttributes_t.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.family_space import Axis, ParameterGrid
@@ -120,6 +122,22 @@ def _with_inner_shape(algorithm: Algorithm, inner: int, check: Check) -> Iterato
             for tile in tiles:
                 if check(one(tile, stage, cluster)) is not None:
                     yield one(tile, stage, cluster)
+
+
+def keep_triples(found: Mapping[int, Sequence[MatmulAlgoConfig]], path: Path) -> None:
+    """Writes the legal triples of each algorithm; kept_triples() is the inverse."""
+    path.write_text(json.dumps({number: [list(one) for one in ones] for number, ones in found.items()}))
+
+
+def kept_triples(path: Path) -> dict[int, list[MatmulAlgoConfig]] | None:
+    """The legal triples in a file; None if it is damaged, so that they are found again."""
+    try:
+        read = json.loads(path.read_text())
+        return {
+            int(number): [MatmulAlgoConfig(*map(int, one)) for one in ones] for number, ones in read.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def neighbours(

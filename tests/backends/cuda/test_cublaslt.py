@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.cache import BinaryCache
 from backends.cuda import cublaslt as module
 from backends.cuda import cublaslt_call
 from backends.cuda.cublaslt import (
@@ -207,6 +209,32 @@ def test_the_library_is_asked_once_for_problems_of_a_kind(lt: FakeLt) -> None:
     assert library(device) is library(device)
     list(LT.enumerate_on(from_linear(32, 8192, 4096, "bf16", activation="relu"), device, None))
     assert len(lt.checked) - checks - again == checks, "another epilogue is another kind"
+
+
+@pytest.mark.parametrize("damage", [None, "", "{", "[]", '{"66": [[1]], "x": []}', '{"66": 3}'])
+def test_legal_triples_are_kept_for_other_processes(lt: FakeLt, tmp_path: Path, damage: str | None) -> None:
+    def listed() -> tuple[list[Solution], int]:
+        before, device = len(lt.checked), NullDevice(cache=BinaryCache(tmp_path / "cache"))
+        return list(LT.enumerate_on(PROBLEM, device, None)), len(lt.checked) - before
+
+    found, checks = listed()
+    (kept,) = (tmp_path / "cache").glob("??/*.triples")
+    if damage is not None:
+        kept.write_text(damage)
+    again, fewer = listed()
+    assert again == found
+    assert (fewer < checks / 2) == (damage is None), (checks, fewer)
+    assert listed() == (found, min(fewer, listed()[1])), "what was damaged is kept anew"
+
+
+@pytest.mark.parametrize("other", [{"units": 16}, {"libraries": {**ENVIRONMENT.libraries, "cublaslt": "9"}}])
+def test_other_hardware_and_other_versions_have_their_own(
+    lt: FakeLt, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    cache = BinaryCache(tmp_path / "cache")
+    for environment in (ENVIRONMENT, replace(ENVIRONMENT, **other)):
+        list(LT.enumerate_on(PROBLEM, NullDevice(cache=cache, environment=environment), None))
+    assert len(list(cache.root.glob("??/*.triples"))) == 2
 
 
 def test_descriptors_of_a_few_problems_are_kept(lt: FakeLt) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,26 @@ class Launched:
         return [one.value or 0 for one in self.arguments]
 
 
+class NoCache(BinaryCache):
+    """Keeps nothing."""
+
+    def get(self, key: str, suffix: str) -> None:
+        return None
+
+    def put(self, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+        return self.path(key, suffix)
+
+
 class NullDevice(GpuContext):
     """What families ask of a device; an H200's facts where nothing else is said."""
 
     driver: NullDriver
     toolchain: NoCompiler
 
-    def __init__(self, environment: Environment = ENVIRONMENT) -> None:
+    def __init__(self, environment: Environment = ENVIRONMENT, cache: BinaryCache | None = None) -> None:
         driver = NullDriver(environment.units, memory_bytes=2**36)
-        super().__init__(driver, environment, NullTelemetry(), NoCompiler(), BinaryCache(Path(os.devnull)))
+        kept = cache or NoCache(Path(os.devnull))
+        super().__init__(driver, environment, NullTelemetry(), NoCompiler(), kept)
         #: Whatever stands beside launches in order: tests put words here.
         self.buffers: list[GpuBuffer] = []
 
