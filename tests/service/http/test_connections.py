@@ -210,6 +210,31 @@ def test_streams_of_events_are_bounded(tight: httpx.Client) -> None:
     assert tight.get(url).status_code == 200
 
 
+def test_streams_of_events_that_begin_at_once_are_bounded(settings: Settings, engine: Engine) -> None:
+    fill(engine, [problem(16, 256, 512)])
+    found: list[int] = []
+    ready, done = threading.Barrier(24), threading.Event()
+    with serving(settings.model_copy(update={"max_event_streams": 3})) as client:
+        made = client.post("/v1/tunings", json={"problems": [{"m": 1, "n": 1, "k": 1}]}).json()
+
+        def follow() -> None:
+            with httpx.Client(base_url=client.base_url, timeout=20) as own:
+                own.get("/healthz")
+                ready.wait(20)
+                with own.stream("GET", made["links"]["events"]) as answer:
+                    found.append(answer.status_code)
+                    done.wait(20)
+
+        clients = [threading.Thread(target=follow) for _ in range(ready.parties)]
+        for thread in clients:
+            thread.start()
+        wait(lambda: len(found) == ready.parties)
+        done.set()
+        for thread in clients:
+            thread.join()
+    assert (found.count(200), found.count(503)) == (3, 21)
+
+
 def refused(client: httpx.Client, url: str) -> dict[str, Any]:
     """The problem document of a stream that is not served."""
     with client.stream("GET", url) as answer:
