@@ -76,6 +76,8 @@ def running(
 @contextmanager
 def serving(settings: Settings, app: FastAPI | None = None, **client: Any) -> Iterator[httpx.Client]:
     """A client of the application, served until the end."""
-    with running(settings, app) as (_, port):
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, **client) as made:
-            yield made
+    with (
+        running(settings, app) as (_, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, **client) as made,
+    ):
+        yield made

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -200,13 +201,13 @@ def test_streams_of_events_are_bounded(tight: httpx.Client) -> None:
             assert (fault["type"], fault["title"]) == ("urn:gemmtune:busy", "The service is busy")
             assert "3 streams of events are open (GEMMTUNE_MAX_EVENT_STREAMS)" in fault["detail"]
             followers.close(free)
-            wait(lambda free=free: streams(tight) == 3 - free)
+            wait(partial(has_streams, tight, 3 - free))
             followers.add(free)
         refused(tight, url)
         for made in followers.tunings:
             tight.delete(made["links"]["self"])
         followers.read_until("event: ended")
-    wait(lambda: streams(tight) == 0)
+    wait(partial(has_streams, tight, 0))
     assert tight.get(url).status_code == 200
 
 
@@ -243,10 +244,9 @@ def refused(client: httpx.Client, url: str) -> dict[str, Any]:
         return fault_of(answer, 503)
 
 
-def streams(client: httpx.Client) -> int:
-    """The number of open streams, as /metrics says."""
-    text = client.get("/metrics").text
-    return int(float(text.partition("\ngemmtune_event_streams ")[2].split()[0]))
+def has_streams(client: httpx.Client, count: int) -> bool:
+    """Whether so many streams are open, as /metrics says."""
+    return f"\ngemmtune_event_streams {count}.0\n" in client.get("/metrics").text
 
 
 def test_an_import_ends_with_its_client(tight: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

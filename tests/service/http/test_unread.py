@@ -1,4 +1,4 @@
-"""Answers that their clients do not read, or read slowly: the first hold nothing and end, the second arrive."""
+"""Answers that their clients do not read hold nothing and end; those that they read slowly arrive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -72,7 +73,7 @@ def test_the_end_of_an_answer_that_nobody_reads_has_a_deadline(
 ) -> None:
     """The application has sent everything. What is left has no reader, whatever was agreed on the connection,
     and also if the client has closed its half."""
-    config: dict[str, Path] = {}
+    config: dict[str, Any] = {}
     trusting = None
     if secured:
         config["ssl_certfile"], config["ssl_keyfile"] = make_certificate(tmp_path)
@@ -98,11 +99,13 @@ def test_the_end_of_an_answer_that_nobody_reads_has_a_deadline(
 def test_the_end_of_an_answer_has_a_least_rate(settings: Settings) -> None:
     """Its client reads 80 kB/s at most, where 500 are asked for."""
     bounds = {"stall_seconds": 0.5, "least_bytes_per_second": 500_000}
-    with running(settings.model_copy(update=bounds), send_buffer=SENT) as (server, port):
-        with narrow(port) as slow:
-            slow.sendall(get(PAGE))
-            wait(lambda: server.server_state.total_requests == 1)
-            found = read_slowly(slow)
+    with (
+        running(settings.model_copy(update=bounds), send_buffer=SENT) as (server, port),
+        narrow(port) as slow,
+    ):
+        slow.sendall(get(PAGE))
+        wait(lambda: server.server_state.total_requests == 1)
+        found = read_slowly(slow)
     head, _, body = found.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert len(body) < int(head.lower().partition(b"content-length: ")[2].split()[0])
