@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -62,18 +63,21 @@ class EventHub:
         self._read, self._closing, self._seconds, self._most = read, closing, seconds, most
         self._followed: dict[int, Followed] = {}
         self._task: asyncio.Task[None] | None = None
+        self._taken, self._lock = 0, threading.Lock()
         #: Streams that read what they have missed, at a time: they must leave connections to others.
         self.catching_up = asyncio.Semaphore(4)
 
-    @property
-    def streams(self) -> int:
-        """The number of streams."""
-        return sum(one.streams for one in self._followed.values())
+    def take_place(self) -> None:
+        """Takes the place of a stream. Raises Refused (503) if none is free."""
+        with self._lock:  # requests are checked in threads, many at once
+            if self._taken >= self._most:
+                raise errors.busy(f"{self._most} streams of events are open (GEMMTUNE_MAX_EVENT_STREAMS)")
+            self._taken += 1
 
-    def check_room(self) -> None:
-        """Raises Refused (503) if no further stream can be served."""
-        if self.streams >= self._most:
-            raise errors.busy(f"{self._most} streams of events are open (GEMMTUNE_MAX_EVENT_STREAMS)")
+    def give_place(self) -> None:
+        """Gives it back."""
+        with self._lock:
+            self._taken -= 1
 
     @asynccontextmanager
     async def follow(self, number: int, last: int) -> AsyncIterator[Followed]:

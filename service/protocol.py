@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import socket
+import sys
 import time
 from dataclasses import dataclass
 from secrets import token_hex
@@ -53,6 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._header: asyncio.TimerHandle | None = None
+        self._watch_unread()
         if len(self.connections) > self.bounds.connections:
             self._tell()
             self._refuse(503, "busy", "The service is busy", "too many connections; try again in a moment")
@@ -131,6 +135,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading = self.loop.call_later(self.bounds.stall_seconds, self._look_at_body)
 
     # ---- answers ------------------------------------------------------------------------------------
+
+    def _watch_unread(self) -> None:
+        """Lets every byte that waits for the client count as unread: by default the last 64 KiB do not, and
+        nobody waits for them once an answer is complete."""
+        # uvloop pauses a plain connection above this limit, and one with TLS at it.
+        self.transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
+        if sys.platform == "linux":
+            # Not in the transport's buffer: up to 64 KiB encrypted, and what the kernel has taken.
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            milliseconds = math.ceil(self.bounds.stall_seconds * 1000)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def pause_writing(self) -> None:
         """The client reads slower than it is sent to."""

@@ -126,7 +126,8 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="How often the progress of a body, or of a client that reads an answer, is looked at.",
+        description="How often the progress of a body, or of a client that reads an answer, is looked at. A "
+        "client that takes nothing for so long is disconnected, also at an answer's end.",
     )
     least_bytes_per_second: int = Field(
         default=500, ge=0, description="Slower bodies, and slower readers of answers, are disconnected."

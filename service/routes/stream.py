@@ -10,6 +10,7 @@ import orjson
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from backends.errors import GemmtuneError
 from db import queries
@@ -43,20 +44,24 @@ def event_stream(service: Service, hub: EventHub, tuning: dict[str, Any], after:
     Refused (503) if too many streams are open."""
     if tuning["status"] not in ACTIVE and after >= tuning["last_event"]:
         return Response(status_code=204)
-    hub.check_room()
-    return StreamingResponse(
-        _counted(service, _events(service, hub, tuning, after)), headers=_HEADERS,
-        media_type="text/event-stream",
-    )  # fmt: skip
+    hub.take_place()
+    return _Stream(service, hub, _events(service, hub, tuning, after))
 
 
-async def _counted(service: Service, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    service.event_streams += 1
-    try:
-        async for event in events:
-            yield event
-    finally:
-        service.event_streams -= 1
+class _Stream(StreamingResponse):
+    """Gives its place back at its end, also if the client was gone before its beginning."""
+
+    def __init__(self, service: Service, hub: EventHub, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers=_HEADERS, media_type="text/event-stream")
+        self._service, self._hub = service, hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._service.event_streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.event_streams -= 1
+            self._hub.give_place()
 
 
 async def _events(

@@ -12,19 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from db.engine import writing
+from db.tunings import emit
 from service.app import create_app
 from service.settings import Settings
 from service.uploads import Uploads
-from tests.service.http.filled import CLASS, fill, measured, problem
-from tests.service.http.serving import serving, shared_uploads
+from tests.service.http.filled import fill, problem
+from tests.service.http.serving import serving, shared_uploads, wait
 from tests.service.http.shapes import fault_of
 
 #: An upload that stops after its first byte.
@@ -35,20 +37,13 @@ UPLOAD = (
 BEST = "/v1/solutions/best?m=16&n=256&k=512"
 
 
-def wait(until: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def tight(settings: Settings, engine: Engine) -> Iterator[httpx.Client]:
     """A service with small bounds."""
     fill(engine, [problem(16, 256, 512)])
     bounds = {
         "max_connections": 12, "header_seconds": 0.3, "stall_seconds": 0.3, "max_event_streams": 3,
-        "max_exports": 1, "events_poll_seconds": 0.05,
+        "events_poll_seconds": 0.05,
     }  # fmt: skip
     with serving(settings.model_copy(update=bounds)) as client:
         yield client
@@ -112,36 +107,146 @@ def test_connections_are_bounded_and_told(
     wait(lambda: tight.get(BEST).status_code == 200)
 
 
-def test_files_that_nobody_reads_hold_nothing(tight: httpx.Client, engine: Engine) -> None:
-    """More of them than the pool of database connections would allow."""
-    with writing(engine) as connection:
-        for m in range(17, 117):
-            measured(connection, problem(m, 256, 512))
-    asked = f"GET /v1/exports/json?device={CLASS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-    with ExitStack() as stack:
-        for _ in range(8):
-            unread = socket.socket()
-            stack.enter_context(unread)
-            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            address = urlsplit(str(tight.base_url))
-            unread.connect((address.hostname, address.port))
-            unread.sendall(asked)
-        assert tight.get("/v1/problems").status_code == 200
-        assert tight.get(f"/v1/exports/csv?device={CLASS}").status_code == 200
+POLL = 0.05
 
 
-def test_streams_of_events_are_bounded_and_read_by_one(tight: httpx.Client) -> None:
-    made = tight.post("/v1/tunings", json={"problems": [{"m": 1, "n": 1, "k": 1}]}).json()
-    url = made["links"]["events"]
+class Followers:
+    """Streams of the events of five tunings, in turn."""
+
+    def __init__(self, client: httpx.Client, stack: ExitStack) -> None:
+        self._client, self._stack = client, stack
+        self.tunings = [
+            client.post("/v1/tunings", json={"problems": [{"m": m, "n": 1, "k": 1}]}).json()
+            for m in range(1, 6)
+        ]
+        self._lines: list[tuple[ExitStack, Iterator[str]]] = []
+
+    @property
+    def count(self) -> int:
+        """The streams that are open."""
+        return len(self._lines)
+
+    def add(self, count: int) -> None:
+        """Opens streams and reads what they begin with."""
+        for _ in range(count):
+            url = self.tunings[len(self._lines) % 5]["links"]["events"]
+            own = self._stack.enter_context(ExitStack())
+            lines = own.enter_context(self._client.stream("GET", url)).iter_lines()
+            self._lines.append((own, lines))
+            assert [next(lines) for _ in range(4)][::3] == [": events", "event: queued"]
+
+    def close(self, count: int) -> None:
+        """Closes the latest."""
+        for own, _ in self._lines[-count:]:
+            own.close()
+        del self._lines[-count:]
+
+    def read_until(self, wanted: str) -> None:
+        """Reads every stream until this line."""
+        for _, lines in self._lines:
+            assert wanted in lines
+
+
+def statements(engine: Engine, act: Callable[[], object]) -> tuple[int, int]:
+    """How many statements are executed meanwhile, and the most rounds of the poller."""
+    seen: list[str] = []
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        seen.append(statement)
+
+    begin = time.monotonic()
+    event.listen(engine, "before_cursor_execute", count)
+    try:
+        act()
+    finally:
+        event.remove(engine, "before_cursor_execute", count)
+    return len(seen), int((time.monotonic() - begin) / POLL) + 1
+
+
+def test_streams_of_events_are_read_by_one(settings: Settings, engine: Engine) -> None:
+    """A round is one statement, and one more for each tuning with new events, however many streams there are.
+    On SQLite each begins with BEGIN."""
+    fill(engine, [problem(16, 256, 512)])
+    bounds = {"events_poll_seconds": POLL, "events_heartbeat_seconds": 60.0, "stall_seconds": 0.3}
+    made = settings.model_copy(update=bounds)
+    app = create_app(made, uploads=shared_uploads(made))
+    with serving(made, app) as client, ExitStack() as stack:
+        client.timeout = httpx.Timeout(20)
+        read_by = app.state.service.engine
+        followers = Followers(client, stack)
+        for more in (5, 45):
+            followers.add(more)
+            time.sleep(2 * POLL)
+            silent, rounds = statements(read_by, lambda: time.sleep(10 * POLL))
+            assert 2 <= silent <= 2 * rounds
+
+            def tell() -> None:
+                with writing(engine) as connection:
+                    for number in range(1, 6):
+                        emit(connection, number, "measured", {"streams": followers.count})
+                followers.read_until(f'data: {{"streams":{followers.count}}}')
+
+            busy, rounds = statements(read_by, tell)
+            assert busy <= 2 * rounds + len(followers.tunings)
+
+
+def test_streams_of_events_are_bounded(tight: httpx.Client) -> None:
+    """The places of those that are closed are free again, and no more than these."""
     with ExitStack() as stack:
-        streams = [stack.enter_context(tight.stream("GET", url)) for _ in range(3)]
-        lines = [stream.iter_lines() for stream in streams]
-        assert [next(text) for text in lines] == [": events"] * 3
-        fault = fault_of(tight.get(url), 503)
-        assert "GEMMTUNE_MAX_EVENT_STREAMS" in fault["detail"]
-        tight.delete(made["links"]["self"])
-        assert all("event: ended" in list(text) for text in lines)
+        followers = Followers(tight, stack)
+        url = followers.tunings[0]["links"]["events"]
+        followers.add(3)
+        for free in (1, 3):
+            fault = refused(tight, url)
+            assert (fault["type"], fault["title"]) == ("urn:gemmtune:busy", "The service is busy")
+            assert "3 streams of events are open (GEMMTUNE_MAX_EVENT_STREAMS)" in fault["detail"]
+            followers.close(free)
+            wait(partial(has_streams, tight, 3 - free))
+            followers.add(free)
+        refused(tight, url)
+        for made in followers.tunings:
+            tight.delete(made["links"]["self"])
+        followers.read_until("event: ended")
+    wait(partial(has_streams, tight, 0))
     assert tight.get(url).status_code == 200
+
+
+def test_streams_of_events_that_begin_at_once_are_bounded(settings: Settings, engine: Engine) -> None:
+    fill(engine, [problem(16, 256, 512)])
+    found: list[int] = []
+    ready, done = threading.Barrier(24), threading.Event()
+    with serving(settings.model_copy(update={"max_event_streams": 3})) as client:
+        made = client.post("/v1/tunings", json={"problems": [{"m": 1, "n": 1, "k": 1}]}).json()
+
+        def follow() -> None:
+            with httpx.Client(base_url=client.base_url, timeout=20) as own:
+                own.get("/healthz")
+                ready.wait(20)
+                with own.stream("GET", made["links"]["events"]) as answer:
+                    found.append(answer.status_code)
+                    done.wait(20)
+
+        clients = [threading.Thread(target=follow) for _ in range(ready.parties)]
+        for thread in clients:
+            thread.start()
+        wait(lambda: len(found) == ready.parties)
+        done.set()
+        for thread in clients:
+            thread.join()
+    assert (found.count(200), found.count(503)) == (3, 21)
+
+
+def refused(client: httpx.Client, url: str) -> dict[str, Any]:
+    """The problem document of a stream that is not served."""
+    with client.stream("GET", url) as answer:
+        assert answer.status_code == 503  # what is served does not end
+        answer.read()
+        return fault_of(answer, 503)
+
+
+def has_streams(client: httpx.Client, count: int) -> bool:
+    """Whether so many streams are open, as /metrics says."""
+    return f"\ngemmtune_event_streams {count}.0\n" in client.get("/metrics").text
 
 
 def test_an_import_ends_with_its_client(tight: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
