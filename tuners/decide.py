@@ -27,6 +27,8 @@ from tuners.intervals import Interval, paired, rank
 #: the incumbent, a WIN needs CHALLENGE_SHARE of the margin. Without them a gain as large as the margin is a
 #: WIN in every other tuning, and a lead as large as the margin makes another winner.
 INCUMBENT_SHARE, CHALLENGE_SHARE = 0.5, 1.5
+#: Candidates tie that differ by no more than this share of the margin: 0.5% where the margin is 2%.
+TIE_SHARE = 0.25
 
 
 class Judgement(StrEnum):
@@ -276,9 +278,9 @@ class Final:
 
 
 def may_be_behind(name: str, rule: DecisionRule, incumbent: str | None) -> float:
-    """The share of its time by which a candidate may be slower than the fastest and keeps its place: the
-    margin, for the incumbent CHALLENGE_SHARE of it."""
-    return rule.margin * (CHALLENGE_SHARE if name == incumbent else 1.0)
+    """The share of its time by which a candidate may be slower than the fastest and be chosen: TIE_SHARE of
+    the margin, for the incumbent CHALLENGE_SHARE of it."""
+    return rule.margin * (CHALLENGE_SHARE if name == incumbent else TIE_SHARE)
 
 
 def decide(
@@ -309,10 +311,11 @@ def decide(
         winner, fastest, tied = baseline, baseline, 1
         judgement, reason = _no_winner(final)
     behind = {name: final.ratio(name, fastest) for name in (*final.finalists, *final.reserved)}
-    ties = [name for name in final.finalists if name == fastest or behind[name].low <= 1 + rule.margin]
+    most = 1 + TIE_SHARE * rule.margin
+    ties = [name for name in final.finalists if name == fastest or behind[name].low <= most]
     # Of a reserved candidate with few samples this final says nothing; `not_slower` has it where it belongs.
     unsure = [name for name in final.reserved if name not in final.slower]
-    ties += [n for n in unsure if n == fastest or float("-inf") < behind[n].low <= 1 + rule.margin]
+    ties += [n for n in unsure if n == fastest or float("-inf") < behind[n].low <= most]
     seconds, baseline_seconds, speedup, rounds = final.figures(winner)
     verdict = Verdict(
         judgement=judgement,

@@ -18,7 +18,7 @@ from typing import Any
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
-from tuners.decide import DecisionRule, may_be_behind
+from tuners.decide import TIE_SHARE, DecisionRule, may_be_behind
 from tuners.intervals import Interval, paired
 from tuners.options import RaceOptions
 
@@ -191,12 +191,13 @@ class Race:
         return kept
 
     def drop_slower(self, rule: DecisionRule, incumbent: str | None = None) -> Iterator[Outcome]:
-        """Eliminates finalists that are shown to be slower than the leader by more than may_be_behind(). The
-        last candidate of a target is reserved instead."""
+        """Eliminates finalists that are shown to be slower than the leader by more than the margin, the
+        incumbent if by more than may_be_behind(). The last candidate of a target is reserved instead."""
         order = sorted(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
         leader = order[0]
         behind = {n: self._against(n, leader) for n in order if n not in (leader, self.baseline)}
-        out = {n: ratio for n, ratio in behind.items() if ratio.low > 1 + may_be_behind(n, rule, incumbent)}
+        most = {n: 1 + max(rule.margin, may_be_behind(n, rule, incumbent)) for n in behind}
+        out = {name: ratio for name, ratio in behind.items() if ratio.low > most[name]}
         kept = self._last_of_targets(out)
         for name, ratio in out.items():
             values = self.times.pop(name)
@@ -234,12 +235,12 @@ class Race:
 
     def settled(self, rule: DecisionRule) -> bool:
         """Whether the final needs no more rounds: the leader's ratio to the baseline is known to within
-        `precision`, each rival's ratio to the leader is certain to lie within the margin (a tie) or is known
+        `precision`, each rival's ratio to the leader is certain to be that of a tie or is known
         to within `tie_precision`, and each reserved candidate, whose target's verdict rests on it alone, has
         the rounds that a decision needs and a ratio to the baseline within `precision`. Whether this favours
         a candidate has no part in it, so that ending here makes no WIN likelier."""
         leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
-        confidence, most = rule.shared(self.comparisons), 1 + rule.margin
+        confidence, most = rule.shared(self.comparisons), 1 + TIE_SHARE * rule.margin
         for name in self.times.keys() - {leader}:
             ratio = paired(self.times[name], self.times[leader], confidence)
             tie = 1 / most <= ratio.low and ratio.high <= most

@@ -27,7 +27,7 @@ SHOWN_SHARE = 0.5
 class RetimingPlan:
     """`baseline`: the default's solution id. Rounds end as soon as every candidate's WIN is shown again, or
     after `seconds`. The rounds that a decision needs, and HOPEFUL times as many where the medians show the
-    WIN, may take longer, but no more than `most_seconds`, the first of these `grace_seconds` more."""
+    WIN, may take longer, but no more than `most_seconds` and `grace_seconds`."""
 
     baseline: str
     rule: DecisionRule
@@ -73,8 +73,9 @@ def retime(
     try:
         while race.rounds < plan.rule.max_rounds and len(race.times) > 1:
             spent = clock() - begin
-            late = spent >= plan.seconds and race.rounds >= (HOPEFUL * needed if hopeful else needed)
-            grace = plan.grace_seconds if race.rounds < needed else 0.0
+            enough = race.rounds >= (HOPEFUL * needed if hopeful else needed)
+            late = enough and spent >= plan.seconds
+            grace = 0.0 if enough else plan.grace_seconds
             known = race.rounds != 1  # the first round also loaded what it timed
             if late or (known and spent + longest > plan.most_seconds + grace):
                 break
