@@ -234,16 +234,18 @@ def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
     return {f"over_{name}": one / ours if ours and one else None for name, one in others.items()}
 
 
-def reading_us(case: Case, ceilings: Ceilings | None) -> float | None:
-    """Microseconds to read and write what both products do."""
+def reading_us(case: Case, counts: Sequence[int], ceilings: Ceilings | None) -> float | None:
+    """Microseconds to read and write what both products do, of the experts' `counts` of rows."""
     if ceilings is None:
         return None
-    every = problems(case.model, case.tokens, case.routing, case.kind)
+    every = problems(case.model, case.tokens, ",".join(map(str, counts)), case.kind)
     return sum(bound(p, ceilings).memory_seconds for p in every) * 1e6
 
 
-def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """A row but for the bound."""
+def measured(
+    torch: Any, device: Any, case: Case, loaded: Mapping[str, Any], ceilings: Ceilings | None
+) -> dict[str, Any]:
+    """A row."""
     size = MODELS[case.model]
     groups = group_of(size.hidden), group_of(size.inter)
     layer = made(torch, size, case.tokens, case.routing, device, case.kind, groups)
@@ -253,10 +255,11 @@ def measured(torch: Any, device: Any, case: Case, loaded: Mapping[str, Any]) -> 
     if case.kind != "bf16":
         others = dict.fromkeys(ways.keys() - OF_STORED, dequantised(torch, layer))
     us, errors, wrong = times(torch, device, layer, ways, others)
-    active = len(layer.ids.unique())
+    counts = torch.bincount(layer.ids.reshape(-1), minlength=size.experts).tolist()
+    active = sum(count > 0 for count in counts)
     return {
         **asdict(case), "active": active, "us": us, **ratios(us), "errors": errors, "wrong": wrong,
-        "steps_us": steps_us(torch, device, layer),
+        "steps_us": steps_us(torch, device, layer), "reading_us": reading_us(case, counts, ceilings),
     }  # fmt: skip
 
 
@@ -311,9 +314,7 @@ def measure(options: argparse.Namespace) -> None:
             if until(1.0):
                 say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
                 break
-            rows.append({
-                **measured(torch, device, case, loaded), "reading_us": reading_us(case, ceilings)
-            })  # fmt: skip
+            rows.append(measured(torch, device, case, loaded, ceilings))
             say(_line(rows[-1]))
             _write(options, found, rows, said, len(wanted))
             if device.type == "cuda":

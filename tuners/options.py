@@ -99,7 +99,7 @@ class RaceOptions:
     #: A bounded budget may be overrun by this share of it for the rounds that a decision needs: a final that
     #: ends one round before it has decided nothing. If they do not fit, the slowest finalists leave, from the
     #: round `narrow_after` on.
-    grace: float = 0.1
+    grace: float = 0.25
     narrow_after: int = 3
     #: Candidates that are in the race only for an export target take at most this share of the final.
     target_share: float = 0.2

@@ -27,11 +27,13 @@ from benchmarks.moe_layer import (
     parsed,
     problems,
     ratios,
+    reading_us,
     summary,
     tuned_layers,
     untuned,
 )
 from benchmarks.moe_operands import Size, dequantised, made, reference, routed
+from tuners.ceilings import Ceilings
 
 CPU = torch.device("cpu")
 H100 = Environment("cuda", "sm_90", "NVIDIA H100", 132, 2**36, "GPU-1", libraries={"triton": "3.6.0"})
@@ -215,7 +217,7 @@ def test_ours_is_of_the_stored_weights_and_others_of_bf16(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(moe_layer, "times", seen)
     loaded = {"ours": None, "vllm": None, "vllm_newer": None}
-    moe_layer.measured(torch, CPU, Case("small", 2, "uniform", "w4a16"), loaded)
+    moe_layer.measured(torch, CPU, Case("small", 2, "uniform", "w4a16"), loaded, None)
     kinds = {name: type(one).__name__ for name, one in given.items()}
     assert kinds == {
         "ours": "QuantizedExperts",
@@ -224,8 +226,18 @@ def test_ours_is_of_the_stored_weights_and_others_of_bf16(monkeypatch: pytest.Mo
         "torch_steps": "Tensor",
     }
     given.clear()
-    moe_layer.measured(torch, CPU, Case("small", 2, "uniform"), loaded)
+    moe_layer.measured(torch, CPU, Case("small", 2, "uniform"), loaded, None)
     assert list(given) == ["ours", "vllm", "vllm_newer", "torch", "torch_steps"]
+
+
+def test_the_weights_of_experts_without_rows_are_not_read() -> None:
+    ceilings, case = Ceilings(1e12, 1e12, {"bf16": 1e15}), Case("mixtral-8x7b", 8, "uniform")
+    few, all_of_them = ([16, 0, 0, 0, 0, 0, 0, 0], [2] * 8)
+    a, b = (reading_us(case, counts, ceilings) for counts in (few, all_of_them))
+    assert a is not None
+    assert b is not None
+    assert b / a == pytest.approx(8, rel=0.01)
+    assert reading_us(case, few, None) is None
 
 
 def test_few_tokens_are_timed_both_ways() -> None:
