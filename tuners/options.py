@@ -86,7 +86,7 @@ class RaceOptions:
     drop_confidence: float = 0.98
     #: The final ends before its budget once it is settled: the leader's ratio to the baseline is known to
     #: within `precision` of itself (half the interval's width), and every rival's ratio to the leader is
-    #: certain to lie within the margin, or known to within `tie_precision`. 0: it uses its budget.
+    #: certain to tie with it, or known to within `tie_precision`. 0: it uses its budget.
     precision: float = 0.005
     tie_precision: float = 0.002
     #: A disturbed sample is repeated until it has been taken this many times.
@@ -99,8 +99,11 @@ class RaceOptions:
     #: A bounded budget may be overrun by this share of it for the rounds that a decision needs: a final that
     #: ends one round before it has decided nothing. If they do not fit, the slowest finalists leave, from the
     #: round `narrow_after` on.
-    grace: float = 0.25
+    grace: float = 0.1
     narrow_after: int = 3
+    #: Once the final has three quarters of these rounds, it may overrun the budget by this share of it: the
+    #: device became slower after the slowest finalists left.
+    last_grace: float = 0.25
     #: Candidates that are in the race only for an export target take at most this share of the final.
     target_share: float = 0.2
     #: Number of an export target's candidates that enter the heats if none of them is near the fastest.
@@ -111,7 +114,7 @@ class RaceOptions:
     confirm_share: float = 0.15
     #: For these rounds it may overrun a bounded budget by this share of it: a WIN that the final showed would
     #: be lost to the time that the search took.
-    confirm_grace: float = 0.25
+    confirm_grace: float = 0.35
     #: Number of input seeds on which the winner is proven, and each export target's winner.
     proof_seeds: int = 5
 

@@ -283,8 +283,11 @@ class Session:
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
                 another = self.counts.measuring_seconds + took() - before
-                grace = self._race.grace * budget.seconds if race.rounds < needed else 0.0
-                late = late or (budget.bounded and another > limit + grace)
+                grace = self._race.grace * budget.seconds
+                almost = needed * 3 <= race.rounds * 4
+                most = self._race.last_grace * budget.seconds if almost else grace
+                most = most if race.rounds < needed else 0.0
+                late = late or (budget.bounded and another > limit + most)
                 if budget.bounded and self._race.narrow_after <= race.rounds < needed:
                     left = (limit + grace - self.counts.measuring_seconds) / (needed - race.rounds)
                     yield from race.narrow(kept, left * race.rounds / (took() - heats))

@@ -344,15 +344,15 @@ def test_a_chosen_tie_is_told_with_the_fastest_and_how_many_there_were() -> None
     assert (none.fastest, none.tied) == ("base", 1)
 
 
-@pytest.mark.parametrize(("ratio", "chosen"), [(1.015, True), (1.02, True), (1.0201, False)])
-def test_a_choice_costs_no_more_than_the_margin(ratio: float, chosen: bool) -> None:
+@pytest.mark.parametrize(("ratio", "chosen"), [(1.004, True), (1.005, True), (1.0051, False)])
+def test_a_choice_costs_no_more_than_a_quarter_of_the_margin(ratio: float, chosen: bool) -> None:
     times = {"base": steady(2.0), "fast": steady(1.0), "small": steady(ratio)}
     verdict = judge(times, preference={"small": (0,), "fast": (1,)})
     assert (verdict.winner == "small") is chosen
     assert verdict.fastest == "fast"
 
 
-def test_a_tie_in_wide_intervals_is_not_chosen_if_its_median_is_behind_by_more_than_the_margin() -> None:
+def test_a_tie_in_wide_intervals_is_not_chosen_if_its_median_is_behind() -> None:
     wide = [0.9] * 7 + [1.1] * 13
     times = {"base": steady(2.0), "fast": steady(1.0), "wide": wide}
     verdict = judge(times, preference={"wide": (0,), "fast": (1,)})
@@ -361,15 +361,15 @@ def test_a_tie_in_wide_intervals_is_not_chosen_if_its_median_is_behind_by_more_t
 
 
 def test_a_candidate_that_ties_with_the_fastest_is_not_chosen_without_a_win_of_its_own() -> None:
-    """It is 1.5% behind the fastest, which is 3% faster than the baseline: less than the margin is left."""
-    times = {"base": steady(1.0), "fast": steady(0.97), "small": steady(0.985)}
+    """It is 0.4% behind the fastest, which is 2.2% faster than the baseline: less than the margin is left."""
+    times = {"base": steady(1.0), "fast": steady(0.978), "small": steady(0.982)}
     verdict = judge(times, preference={"small": (0,), "fast": (1,)}, targets={"all": {"small", "fast"}})
     assert verdict.tie_set == ("fast", "small")
     assert (verdict.winner, verdict.tied, verdict.targets["all"].solution) == ("fast", 1, "fast")
 
 
 def test_a_target_breaks_its_own_ties_by_the_same_order() -> None:
-    times = {"base": steady(2.0), "ours": steady(0.5), "a": steady(1.0), "b": steady(1.01)}
+    times = {"base": steady(2.0), "ours": steady(0.5), "a": steady(1.0), "b": steady(1.004)}
     verdict = judge(times, preference={"ours": (9,), "a": (2,), "b": (1,)}, targets={"library": {"a", "b"}})
     assert (verdict.winner, verdict.tied) == ("ours", 1)
     assert (verdict.targets["library"].solution, verdict.targets["library"].tied) == ("b", 2)
@@ -378,12 +378,12 @@ def test_a_target_breaks_its_own_ties_by_the_same_order() -> None:
 # ---- the tie set -------------------------------------------------------------------------------
 
 
-def test_tie_set_leaves_out_exactly_what_was_shown_slower_by_the_margin() -> None:
+def test_tie_set_leaves_out_exactly_what_was_shown_slower_by_a_quarter_of_the_margin() -> None:
     times = {
         "base": steady(2.0),
         "won": steady(1.0),
-        "inside": steady(1.02),  # shown slower, by no more than the margin
-        "outside": steady(1.021),
+        "inside": steady(1.005),  # shown slower, by no more than a quarter of the margin
+        "outside": steady(1.006),
         "moody": [0.9] * 7 + [1.5] * 13,  # slower in the median, not shown to be
     }
     verdict = judge(times, preference={name: (name == "won",) for name in times})

@@ -225,9 +225,9 @@ STEADY = [1.0] * 12
         (spread(2.0, 0.0), spread(1.5, 0.0), True),  # the leader's lead over both is known
         (spread(2.0, 0.02), spread(1.5, 0.0), False),  # the speed-up is not
         (spread(2.0, 0.0), spread(1.5, 0.02), False),
-        (spread(2.0, 0.0), spread(1.005, 0.01), True),  # a tie is certain, though the ratio is not
-        (spread(2.0, 0.0), spread(1.02, 0.01), False),  # at the margin's edge
-        (spread(1.005, 0.01), spread(1.005, 0.01), True),  # the default ties too
+        (spread(2.0, 0.0), spread(1.001, 0.003), True),  # a tie is certain, though the ratio is not
+        (spread(2.0, 0.0), spread(1.005, 0.004), False),  # at its edge
+        (spread(1.001, 0.003), spread(1.001, 0.003), True),  # the default ties too
     ],
 )
 def test_a_final_is_settled_once_every_ratio_is_known_or_a_tie_is_certain(

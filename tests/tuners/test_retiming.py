@@ -28,7 +28,7 @@ from tuners.device_process import Task
 from tuners.intervals import Interval
 from tuners.options import RaceOptions
 from tuners.policy import MeasurementPolicy
-from tuners.retiming import Retimed, RetimingPlan, confirmation, retime
+from tuners.retiming import HOPEFUL, Retimed, RetimingPlan, confirmation, retime
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 
@@ -146,8 +146,9 @@ def test_it_counts_into_the_budget_and_short_runs_take_little(seconds: float) ->
     session, verdict = tuned(runner, Budget(1.0, bounded=True))
     assert verdict.confirmation is not None
     confirming = session.counts.confirming_seconds
-    assert session.counts.measuring_seconds <= 1.0 + RaceOptions().grace + 3 * seconds
-    assert confirming <= max(0.15, 2 * DecisionRule().rounds_needed(1) * 1.5 * seconds) + 3 * seconds
+    assert session.counts.measuring_seconds <= 1.0 + RaceOptions().confirm_grace + 3 * seconds
+    hopeful = HOPEFUL * DecisionRule().rounds_needed(1)
+    assert confirming <= max(0.15, 2 * hopeful * 1.5 * seconds) + 3 * seconds
 
 
 def test_a_bounded_budget_keeps_time_for_the_rounds_that_decide() -> None:
@@ -234,8 +235,20 @@ def test_what_the_first_round_loads_is_no_part_of_the_time() -> None:
     assert found.seconds == pytest.approx(8 * 1.5e-3)
 
 
-@pytest.mark.parametrize(("bad", "count", "agrees"), [(1, 12, True), (3, 18, True), (9, 24, False)])
-def test_rounds_go_on_where_the_medians_show_the_gain(bad: int, count: int, agrees: bool) -> None:
+@pytest.mark.parametrize(
+    ("bad", "most", "grace", "count", "agrees"),
+    [
+        (1, 20.0, 0.0, 12, True),
+        (3, 20.0, 0.0, 18, True),
+        (9, 20.0, 0.0, 24, False),
+        (3, 1.3, 1.8, 18, True),  # they may overrun as the fewest may
+        (3, 1.3, 0.8, 13, False),  # ... and no longer
+        (3, 1.3, 0.0, 8, False),
+    ],
+)
+def test_rounds_go_on_where_the_medians_show_the_gain(
+    bad: int, most: float, grace: float, count: int, agrees: bool
+) -> None:
     """The first rounds are disturbed, and the time is up after the fewest that could decide."""
     sampler = Sampler({BASE.id: 0.1, WINNER.id: 0.05})
     late = {BASE.id: 0.1, WINNER.id: 0.2}
@@ -246,10 +259,15 @@ def test_rounds_go_on_where_the_medians_show_the_gain(bad: int, count: int, agre
         seconds = late[one.id] if taken % 3 == 1 and taken <= 3 * bad else sampler.seconds[one.id]
         return replace(outcome, samples=(seconds,))
 
-    made = replace(PLAN, baseline=BASE.id, most_seconds=20.0)
+    made = replace(PLAN, baseline=BASE.id, most_seconds=most, grace_seconds=grace)
     found = retime(sample, [BASE, WINNER], made, lambda: sampler.now)
     assert {len(times) for times in found.times.values()} == {count}
     assert confirmation(WINNER.id, found, made).agrees is agrees
+
+
+def test_rounds_that_show_no_gain_do_not_overrun() -> None:
+    found = rounds(Sampler({BASE.id: 0.1, WINNER.id: 0.1}), most_seconds=1.7, grace_seconds=5.0)
+    assert {len(times) for times in found.times.values()} == {8}
 
 
 def test_a_candidate_that_fails_has_no_times_and_a_default_that_fails_ends_it() -> None:

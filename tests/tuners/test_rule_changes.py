@@ -91,20 +91,21 @@ def check_tie_break(module: Module) -> None:
         chosen.append(judged(module, times, preference=order).winner)
         left.remove(chosen[-1])
     assert chosen == ["d", "e", "c", "b", "a"]
-    times = {"base": steady(2.0), "ours": steady(0.5), "x": steady(1.0), "y": steady(1.01)}
+    times = {"base": steady(2.0), "ours": steady(0.5), "x": steady(1.0), "y": steady(1.004)}
     options = {"preference": {"x": (1,), "y": (0,)}, "targets": {"t": {"x", "y"}}}
     assert judged(module, times, **options).targets["t"].solution == "y"
 
 
 def check_limits_of_a_tie(module: Module) -> None:
-    """A candidate is chosen within the margin of the fastest, with a WIN of its own, and nowhere else."""
+    """A candidate is chosen within a quarter of the margin of the fastest, with a WIN of its own, and nowhere
+    else."""
     order = {"small": (0,), "fast": (1,)}
     wide = [0.9] * 7 + [1.1] * 13
     for base, fast, small, winner in (
-        (2.0, 1.0, steady(1.015), "small"),
-        (2.0, 1.0, steady(1.03), "fast"),
+        (2.0, 1.0, steady(1.004), "small"),
+        (2.0, 1.0, steady(1.006), "fast"),
         (2.0, 1.0, wide, "fast"),
-        (1.0, 0.97, steady(0.985), "fast"),
+        (1.0, 0.9775, steady(0.981), "fast"),
     ):
         times = {"base": steady(base), "fast": steady(fast), "small": small}
         found = judged(module, times, preference=order, targets={"t": {"fast", "small"}})
@@ -132,7 +133,7 @@ def check_incumbent(module: Module) -> None:
         assert (judged(module, times, incumbent=incumbent).judgement == "WIN") == wins
     # ... and the incumbent its own, although another is a little faster than the margin.
     for behind, incumbent, winner in (
-        (1.025, "a", "a"), (1.025, None, "b"), (1.035, "a", "b"), (1.015, None, "a"),
+        (1.025, "a", "a"), (1.006, None, "b"), (1.035, "a", "b"), (1.004, None, "a"),
     ):  # fmt: skip
         for noise in (0.0, 0.01):  # however exactly it is known
             rounds = [0.5 * behind * (1 + noise * (-1) ** at) for at in range(ROUNDS)]
@@ -233,7 +234,9 @@ CHANGES = [
         "family not in LIBRARY_FAMILIES",
         "family in LIBRARY_FAMILIES",
     ),
-    (true_decide, "ties beyond the margin", "if name == incumbent else 1.0)\n", "* 4)\n"),
+    (true_decide, "ties beyond the margin", "if name == incumbent else TIE_SHARE)\n", "* 4)\n"),
+    (true_decide, "ties within the whole margin", "TIE_SHARE = 0.25", "TIE_SHARE = 1.0"),
+    (true_decide, "only equals tie", "TIE_SHARE = 0.25", "TIE_SHARE = 0.0"),
     (true_decide, "ties within noise only", "r.low <= most[n] and", "r.low <= 1.0 and"),
     (true_decide, "a tie of any median", " and r.mid <= most[n])", ")"),
     (
@@ -282,7 +285,7 @@ CHANGES = [
     (
         true_decide,
         "all tie like an incumbent",
-        "(CHALLENGE_SHARE if name == incumbent else 1.0)",
+        "(CHALLENGE_SHARE if name == incumbent else TIE_SHARE)",
         "CHALLENGE_SHARE",
     ),
     (

@@ -346,6 +346,23 @@ def test_a_bounded_final_ends_with_the_budget_and_is_no_win_if_open(
         assert run.verdict.judgement is Judgement.WIN
 
 
+@pytest.mark.parametrize("overruns", [True, False])
+def test_the_last_rounds_of_a_decision_may_overrun(overruns: bool) -> None:
+    """The device becomes three times slower in the middle of the final."""
+    names = [f"c{i}" for i in range(6)]
+    runner = RecordedRunner([0.012] * 45 + [0.036] * 4000, speed={**dict.fromkeys(names, 0.5), "c0": 0.45})
+    race = RaceOptions() if overruns else replace(RaceOptions(), last_grace=RaceOptions().grace)
+    run = session(
+        runner, ("base", *names), budget=Budget(1.0, bounded=True), targets=(),
+        options=replace(OPTIONS_OF, race=race),
+    )  # fmt: skip
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is (Judgement.WIN if overruns else Judgement.TIE)
+    assert ("too few rounds fitted the budget to decide: 9 of 10" in run.verdict.reason) is not overruns
+    assert run.counts.measuring_seconds <= 1.0 + RaceOptions().confirm_grace + 0.036 * 1.5
+
+
 @pytest.mark.parametrize("narrows", [True, False])
 def test_the_slowest_finalists_leave_where_the_rounds_that_decide_would_not_fit(narrows: bool) -> None:
     """The device is three times slower in the final than it was in the screening."""

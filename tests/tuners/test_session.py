@@ -491,7 +491,7 @@ def test_a_real_gain_is_found_on_the_same_noise() -> None:
 def test_a_settled_final_ends_before_its_budget(precision: float) -> None:
     rng = random.Random(3)
     calm = [1e-3 * rng.gauss(1.0, 0.001) for _ in range(5000)]
-    runner = RecordedRunner(calm, speed={"a": 0.8, "b": 0.805, "c": 1.3})
+    runner = RecordedRunner(calm, speed={"a": 0.8, "b": 0.802, "c": 1.3})
     race = RaceOptions(precision=precision)
     run = session(runner, options=SearchOptions(race=race), targets=())
     list(run.run())
