@@ -9,7 +9,7 @@ import typer
 from db import keys as rows
 from db.engine import reading, writing
 from service import keys
-from service.audit import REFUSED, audited
+from service.audit import REFUSED, audited, without_secrets
 from service.commands.common import Json, out, print_json, tell
 from service.settings import Settings
 from service.startup import open_database
@@ -95,7 +95,8 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
             change.result = REFUSED
     engine.dispose()
     if not done:
-        raise keys.KeyRefused(f"there is no key {key_id[:40]!r} to revoke; list them: gemmtune keys list")
+        shown = without_secrets(key_id)[:60]
+        raise keys.KeyRefused(f"there is no key {shown!r} to revoke; list them: gemmtune keys list")
     tell(f"key {key_id} is revoked")
 
 

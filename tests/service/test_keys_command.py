@@ -43,6 +43,9 @@ def test_a_key_is_made_listed_and_revoked(database: Path) -> None:
     assert secret not in database.read_bytes()
     assert call("revoke", made["id"]).exit_code == 0
     assert isinstance(call("revoke", made["id"]).exception, KeyRefused)
+    whole = call("revoke", made["key"]).exception
+    assert isinstance(whole, KeyRefused)
+    assert made["key"][-8:] not in str(whole), "who pastes the whole key does not print it"
     assert json.loads(call("list", "--json").stdout)["keys"][0]["revoked_at"]
 
 
