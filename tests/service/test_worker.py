@@ -667,7 +667,7 @@ def test_nobody_is_dead_because_the_database_was_away(
 ) -> None:
     slow = {"DEAD_SECONDS": 2.5, "BEAT_SECONDS": 1.2}  # the next beat comes after the next look at it
     processes = [workers.start(timing=slow, environment=each) for each in (ENVIRONMENT, OTHER_DEVICE)]
-    wait(lambda: len(bench.workers()) == 2, workers.log)
+    wait(lambda: workers.log().count(" owns ") == 2, workers.log)  # both have started, and are known
     time.sleep(0.5)  # they have seen each other
     with postgres.away():
         time.sleep(3.0)
