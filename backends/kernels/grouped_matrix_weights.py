@@ -30,7 +30,7 @@ from backends.quantisation import groups_of
 #: read a lane's scale and zero point. By counting. All of them are estimates: nothing is measured on AMD.
 _FLOATS, _HALVES, _BFLOATS, _SCALE = 15.0, 12.0, 8.0, 8.0
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
-_ADDRESSES = 32
+_ADDRESSES = 40
 #: How much faster than its share of memory bandwidth a unit reads while others idle.
 _FASTER = 2.0
 
@@ -73,14 +73,14 @@ class WeightTile(MatrixTile):
     @property
     def registers(self) -> int:
         """Sums, two steps' operands, a row's weights, scales and zero points of two tiles, the next tiles on
-        their way, and addresses."""
+        their way with the place of each load in shared memory, and addresses."""
         p, lines = self.problem, self.shape[0]
         down, across = self.wm // lines, self.wn // lines
         steps = 2 * (across * self.operand_words + 4 * down) + self.operand_words
         scales = self.bk // group(p)
         words = -(-scales * DTYPES[p.scale_dtype or "fp32"].bytes // 4)
         zeros = {"uint4": scales, "float": words, "shift": words}.get(p.zero_a, 0)
-        loads = sum(max(WIDE, size // self.threads) // 4 for size in self.sides)
+        loads = sum(5 * max(1, size // self.threads // WIDE) for size in self.sides)
         return self.sums + steps + 2 * down * (words + zeros + 1) + loads + _ADDRESSES
 
     @property
@@ -136,6 +136,8 @@ class GroupedMatrixWeights(GroupedMatrixCoreFamily):
         t = self.tile(problem, values, arch_of(environment))
         if t.threads < t.bk * 2 // WIDE:
             return f"tile_k {t.bk} is {t.bk * 2 // WIDE} loads of a row of X; a block has {t.threads} threads"
+        if t.bk > problem.k:
+            return f"tile_k {t.bk} is more than k {problem.k}"
         if t.bm * groups_of(problem) * 4 >= FAR_BYTES:
             return f"scales of tile_m {t.bm} rows lie beyond 32 bits: k {problem.k} is too long"
         return None

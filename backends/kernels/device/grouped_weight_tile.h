@@ -187,6 +187,7 @@ private:
                     sum[m][n][i] += scale * found;
                     if constexpr (QUANT::kZero == kAdded) sum[m][n][i] += added * ones[n][i];
                 }
+                computed_here(sum[m][n]);
             }
         }
     }

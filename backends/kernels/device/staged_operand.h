@@ -67,7 +67,7 @@ struct StagedOperand {
     // place(line + lines, chunk + chunks) from place(line, chunk), where the constants that are added share no
     // bits with what they are added to. Few of the XOR's operands differ, so addresses need few registers.
     static GEMMTUNE_DEVICE constexpr int moved(int place, int lines, int chunks) {
-        return (place ^ (swizzle(lines) ^ chunks) * 16) + lines * kLineBytes;
+        return (place ^ (swizzle(lines) ^ chunks % 8) * 16) + lines * kLineBytes + chunks / 8 * 128;
     }
 
 private:
@@ -204,7 +204,7 @@ public:
             constexpr int kLines = INSTRUCTION::kLines, kGroups = INSTRUCTION::kGroups;
             constexpr int kWordsOfOne = INSTRUCTION::kWords;
             const int lane = lane_index(), group = kGroups > 1 ? lane / kLines : 0;
-            const int from = place(line + lane % kLines, group * kRead);
+            const int found = place(line + lane % kLines, group * kRead), from = kChunks > 8 ? any_offset(found) : found;
             GEMMTUNE_UNROLL
             for (int i = 0; i < TILES; ++i) {
                 unsigned words[4 * kRead];

@@ -12,8 +12,6 @@
 
 namespace gemmtune {
 
-GEMMTUNE_DEVICE unsigned bits_of(E8m0 value) { return value.bits; }
-
 // LINES rows by BK elements of k.
 template <typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
 struct StagedWeights {
@@ -56,7 +54,7 @@ struct StagedWeights {
     template <int TILES>
     static GEMMTUNE_DEVICE void read(const char* tile, int row, int number, Words (&out)[TILES]) {
         const int lane = lane_index(), group = I::kGroups > 1 ? lane / I::kLines : 0;
-        const int from = Raw::place(row + lane % I::kLines, group * kRun);
+        const int from = any_offset(Raw::place(row + lane % I::kLines, group * kRun));
         GEMMTUNE_UNROLL
         for (int i = 0; i < TILES; ++i)
             out[i] = read_shared<Words>(tile + Raw::moved(from, i * I::kLines, number / kRun * 4 + number % kRun));
@@ -73,7 +71,8 @@ private:
 };
 
 // Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES that its wavefront has, and of BK
-// elements of k. Those of the next elements are requested while these are used. T: of the activations.
+// elements of k, of which a row has at least as many. Those of the next elements are requested while these are used. Where
+// a row ends, they are read up to its end, and shifted to where they belong. T: of the activations.
 template <typename T, typename QUANT, int TILES, int LINES, int BK>
 struct LaneScales {
     using Scale = typename QUANT::Scale;
@@ -89,6 +88,7 @@ private:
     };
     const char *scales_, *zeros_;  // of the wavefront's first row, and the next elements' first group
     unsigned scale_at_[TILES], zero_at_[TILES];  // the lane's rows, in bytes from there
+    int beyond_;  // groups of the next elements beyond a row's last
     Stored next_, now_;
 
 public:
@@ -107,21 +107,29 @@ public:
         }
     }
 
-    // Requests the next elements', of which `left` are there; those of groups beyond the last are zero.
+    // Requests the next elements', of which `left` are there.
     GEMMTUNE_DEVICE void load(int left) {
-        const char *const scales = uniform(scales_), *const zeros = uniform(zeros_);
-        const int there = left < BK ? left / QUANT::kGroup : kScales;
+        beyond_ = left < BK ? kScales - left / QUANT::kGroup : 0;
+        const char* const scales = uniform(scales_ - beyond_ * kSize);
+        const char* const zeros = uniform(zeros_ - beyond_ * (kOfRows ? 4 : kSize));
         GEMMTUNE_UNROLL
         for (int tile = 0; tile < TILES; ++tile) {
-            read<Scale>(scales + scale_at_[tile], there, next_.scales[tile]);
-            if constexpr (kFloats) read<Scale>(zeros + scale_at_[tile], there, next_.zeros[tile]);
-            if constexpr (kOfRows) read<Int32>(zeros + zero_at_[tile], there, next_.zeros[tile]);
+            read(scales + scale_at_[tile], next_.scales[tile]);
+            if constexpr (kFloats) read(zeros + scale_at_[tile], next_.zeros[tile]);
+            if constexpr (kOfRows) read(zeros + zero_at_[tile], next_.zeros[tile]);
         }
         scales_ += kScales * kSize, zeros_ += kScales * (kOfRows ? 4 : kSize);
     }
 
-    // What was requested is used now.
-    GEMMTUNE_DEVICE void take() { now_ = next_; }
+    // What was requested is used now. Of groups beyond a row's last it is zero.
+    GEMMTUNE_DEVICE void take() {
+        GEMMTUNE_UNROLL
+        for (int tile = 0; tile < TILES; ++tile) {
+            shifted(next_.scales[tile], beyond_ * kSize, now_.scales[tile]);
+            if constexpr (kOfRows || kFloats)
+                shifted(next_.zeros[tile], beyond_ * (kOfRows ? 4 : kSize), now_.zeros[tile]);
+        }
+    }
 
     // Of tile `tile` and group `of`: the scale; the whole zero point; what is to be subtracted from sums of weights, for
     // each activation, before they are scaled; what is to be added after.
@@ -150,11 +158,19 @@ private:
         else return widen(Scale{static_cast<unsigned char>(bits)});
     }
 
-    // The first `there` of a row's kScales neighbours, in as few loads as they take where all are there.
-    template <typename ELEMENT, int WORDS>
-    static GEMMTUNE_DEVICE void read(const char* from, int there, unsigned (&out)[WORDS]) {
-        constexpr int kEach = static_cast<int>(sizeof(ELEMENT)), kOnce = WORDS < 4 ? WORDS : 4;
-        if (kScales * kEach >= 4 && there == kScales) {
+    template <int WORDS>
+    static GEMMTUNE_DEVICE void shifted(const unsigned (&words)[WORDS], int bytes, unsigned (&out)[WORDS]) {
+        GEMMTUNE_UNROLL
+        for (int w = 0; w < WORDS; ++w) out[w] = words[w];
+        if (bytes) shift_right(out, static_cast<unsigned>(bytes));
+    }
+
+    template <int WORDS>
+    static GEMMTUNE_DEVICE void read(const char* from, unsigned (&out)[WORDS]) {
+        constexpr int kOnce = WORDS < 4 ? WORDS : 4;
+        if constexpr (kScales * kSize < 4) {
+            out[0] = load_element(reinterpret_cast<const Scale*>(from)).bits;
+        } else {
             GEMMTUNE_UNROLL
             for (int w = 0; w < WORDS; w += kOnce) {
                 unsigned part[kOnce];
@@ -162,15 +178,6 @@ private:
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < kOnce; ++i) out[w + i] = part[i];
             }
-            return;
-        }
-        GEMMTUNE_UNROLL
-        for (int w = 0; w < WORDS; ++w) out[w] = 0;
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < kScales; ++i) {
-            if (i >= there) continue;
-            const unsigned bits = bits_of(load_element(reinterpret_cast<const ELEMENT*>(from) + i));
-            out[i * kEach / 4] |= bits << i * kEach % 4 * 8;
         }
     }
 };
