@@ -67,8 +67,8 @@ inline void shared_barrier() { block_barrier(); }
 // Keeps the compiler from moving instructions across.
 inline void schedule_barrier() {}
 // Values are computed before this point. Compilers would otherwise put off what nothing near needs, and keep its operands.
-template <typename SUMS>
-inline void computed_here(SUMS&) {}
+template <typename VALUES>
+inline void computed_here(VALUES&) {}
 // An offset of whose bits the compiler knows nothing. Where it knows that those of a constant are free, it makes one XOR
 // of two constants, and a register of each such sum; else what is added stays the constant of a load.
 inline int any_offset(int offset) { return offset; }
@@ -153,9 +153,9 @@ GEMMTUNE_DEVICE void shared_barrier() {
 #endif
 }
 GEMMTUNE_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
-template <typename SUMS>
-GEMMTUNE_DEVICE void computed_here(SUMS& sums) {
-    asm volatile("" : "+v"(sums));
+template <typename VALUES>
+GEMMTUNE_DEVICE void computed_here(VALUES& values) {
+    asm volatile("" : "+v"(values));
 }
 GEMMTUNE_DEVICE int any_offset(int offset) {
     asm("" : "+v"(offset));

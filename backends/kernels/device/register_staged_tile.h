@@ -34,6 +34,7 @@ struct RegisterStagedTile {
     static constexpr int kPatch = Patch::kBytes, kPipeline = STAGES * kTile, kPatches = kWaves * kPatch;
     static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
     static_assert(kWarp == I::kWave, "MFMA is for wavefronts of 64, WMMA for those of 32");
+    static_assert(TileA::kLineBytes <= 256 && TileB::kLineBytes <= 256, "lines of 4, 8 or 16 chunks");
     static_assert(BM % WM == 0 && BN % WN == 0, "a tile is whole wavefronts' parts");
     static_assert(WM % I::kLines == 0 && WN % I::kLines == 0, "a wavefront's part is whole instructions");
 

@@ -163,6 +163,9 @@ private:
         GEMMTUNE_UNROLL
         for (int w = 0; w < WORDS; ++w) out[w] = words[w];
         if (bytes) shift_right(out, static_cast<unsigned>(bytes));
+        // Later, the next tile's loads would have to arrive before these are read: loads arrive in order.
+        GEMMTUNE_UNROLL
+        for (unsigned& word : out) computed_here(word);
     }
 
     template <int WORDS>
