@@ -129,18 +129,14 @@ class GroupedMatrixWeights(GroupedMatrixCoreFamily):
         return t.sums + t.ones
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: that of grouped products; threads that load whole lines."""
-        broken = super().rule(problem, values, environment)
-        if broken is not None:
-            return broken
-        t = self.tile(problem, values, arch_of(environment))
-        if t.threads < t.bk * 2 // WIDE:
-            return f"tile_k {t.bk} is {t.bk * 2 // WIDE} loads of a row of X; a block has {t.threads} threads"
-        if t.bk > problem.k:
-            return f"tile_k {t.bk} is more than k {problem.k}"
-        if t.bm * groups_of(problem) * 4 >= FAR_BYTES:
-            return f"scales of tile_m {t.bm} rows lie beyond 32 bits: k {problem.k} is too long"
-        return None
+        """The rule that is broken, or None: scales of a whole tile in every row, within 32 bits, and the rules
+        of grouped products. (A block that is too small for the rows of X has too few registers for them.)"""
+        rows, deep = number(values, "tile_m"), number(values, "tile_k")
+        if deep > problem.k:
+            return f"tile_k {deep} is more than k {problem.k}"
+        if rows * groups_of(problem) * 4 >= FAR_BYTES:
+            return f"scales of tile_m {rows} rows lie beyond 32 bits: k {problem.k} is too long"
+        return super().rule(problem, values, environment)
 
     def clocks(self, problem: GemmProblem, values: Values, environment: Environment) -> float:
         """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the candidates.

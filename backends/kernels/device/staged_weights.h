@@ -79,6 +79,7 @@ struct LaneScales {
     static constexpr int kScales = BK / QUANT::kGroup, kSize = static_cast<int>(sizeof(Scale));
     static constexpr bool kOfRows = QUANT::kZero == kWords;  // 4-bit zero points, those of eight rows in a word
     static constexpr bool kFloats = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
+    static constexpr int kZeroSize = kOfRows ? 4 : kSize;  // bytes of a zero point, or of those of eight rows
     static constexpr int kScaleWords = (kScales * kSize + 3) / 4, kZeroWords = kOfRows ? kScales : kFloats ? kScaleWords : 1;
     static_assert(BK % QUANT::kGroup == 0, "whole groups");
 
@@ -111,14 +112,14 @@ public:
     GEMMTUNE_DEVICE void load(int left) {
         beyond_ = left < BK ? kScales - left / QUANT::kGroup : 0;
         const char* const scales = uniform(scales_ - beyond_ * kSize);
-        const char* const zeros = uniform(zeros_ - beyond_ * (kOfRows ? 4 : kSize));
+        const char* const zeros = uniform(zeros_ - beyond_ * kZeroSize);
         GEMMTUNE_UNROLL
         for (int tile = 0; tile < TILES; ++tile) {
-            read(scales + scale_at_[tile], next_.scales[tile]);
-            if constexpr (kFloats) read(zeros + scale_at_[tile], next_.zeros[tile]);
-            if constexpr (kOfRows) read(zeros + zero_at_[tile], next_.zeros[tile]);
+            read<kScales * kSize>(scales + scale_at_[tile], next_.scales[tile]);
+            if constexpr (kFloats) read<kScales * kSize>(zeros + scale_at_[tile], next_.zeros[tile]);
+            if constexpr (kOfRows) read<kScales * 4>(zeros + zero_at_[tile], next_.zeros[tile]);
         }
-        scales_ += kScales * kSize, zeros_ += kScales * (kOfRows ? 4 : kSize);
+        scales_ += kScales * kSize, zeros_ += kScales * kZeroSize;
     }
 
     // What was requested is used now. Of groups beyond a row's last it is zero.
@@ -126,8 +127,7 @@ public:
         GEMMTUNE_UNROLL
         for (int tile = 0; tile < TILES; ++tile) {
             shifted(next_.scales[tile], beyond_ * kSize, now_.scales[tile]);
-            if constexpr (kOfRows || kFloats)
-                shifted(next_.zeros[tile], beyond_ * (kOfRows ? 4 : kSize), now_.zeros[tile]);
+            if constexpr (kOfRows || kFloats) shifted(next_.zeros[tile], beyond_ * kZeroSize, now_.zeros[tile]);
         }
     }
 
@@ -168,10 +168,10 @@ private:
         for (unsigned& word : out) computed_here(word);
     }
 
-    template <int WORDS>
+    template <int BYTES, int WORDS>
     static GEMMTUNE_DEVICE void read(const char* from, unsigned (&out)[WORDS]) {
         constexpr int kOnce = WORDS < 4 ? WORDS : 4;
-        if constexpr (kScales * kSize < 4) {
+        if constexpr (BYTES < 4) {
             out[0] = load_element(reinterpret_cast<const Scale*>(from)).bits;
         } else {
             GEMMTUNE_UNROLL

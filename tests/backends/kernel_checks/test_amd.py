@@ -26,7 +26,7 @@ from tests.backends.packages.test_package import as_placed
 pytestmark = pytest.mark.clang
 #: The other generation's matrix cores.
 WITHOUT = {
-    arch: {"tile-wmma", "grouped-wmma"} if arch.startswith("gfx9") else {"tile-mfma", "grouped-mfma"}
+    arch: {name + ("wmma" if arch.startswith("gfx9") else "mfma") for name in ("tile-", "grouped-", "grouped-dequant-")}
     for arch in ARCHS
 }
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
@@ -36,7 +36,8 @@ WITHOUT_FP8 = ("gfx90a", "gfx1100")
 SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
 ON_MATRIX_CORES = {
-    "tile-mfma", "tile-wmma", "grouped-mfma", "grouped-wmma", "triton-gemm", "triton-split-k",
+    "tile-mfma", "tile-wmma", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
+    "triton-gemm", "triton-split-k",
     "triton-persistent", BLOCK_FP8, "triton-inductor-mm", "triton-fused-moe",
 }  # fmt: skip
 PREFIX = {"mfma": "v_mfma_", "wmma_gfx11": "v_wmma_", "wmma_gfx12": "v_wmma_"}
