@@ -1,5 +1,5 @@
-"""Grouped products of 4-bit weights on AMD's matrix cores (grouped_weight_tile.h): what grouped_dequant_mfma.py
-for CDNA and grouped_dequant_wmma.py for RDNA share."""
+"""Grouped products of 4-bit weights on AMD's matrix cores (grouped_weight_tile.h): what
+grouped_dequant_mfma.py for CDNA and grouped_dequant_wmma.py for RDNA share."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from backends.kernels.weights import group, quantised
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 
-#: Instructions that convert a word of eight weights: of MXFP4, of integers to fp16, and to bf16; and those that
-#: read a lane's scale and zero point. By counting. All of them are estimates: nothing is measured on AMD.
+#: Instructions that convert a word of eight weights: of MXFP4, of integers to fp16, and to bf16; and those
+#: that read a lane's scale and zero point. By counting; nothing is measured on AMD hardware.
 _FLOATS, _HALVES, _BFLOATS, _SCALE = 15.0, 12.0, 8.0, 8.0
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
 _ADDRESSES = 40
@@ -59,13 +59,8 @@ class WeightTile(MatrixTile):
         return max(self.stages * sum(self.sides), self.patch_bytes)
 
     @property
-    def operand_bytes(self) -> int:
-        """Bytes of an element as it is multiplied."""
-        return 2
-
-    @property
     def ones(self) -> int:
-        """Registers for sums of activations: where conversion leaves something to subtract of every weight."""
+        """Registers for sums of activations, where conversion leaves something to subtract of weights."""
         p, lines = self.problem, self.shape[0]
         left = not p.mx and (p.dtype_b == "bf16" or p.zero_a in ("float", "shift"))
         return self.wn * lines // self.arch.warp if left else 0
@@ -91,8 +86,8 @@ class WeightTile(MatrixTile):
 
     def weight_clocks(self, here: int, memory_bytes: float) -> float:
         """Clocks of a step along k of `here` blocks of one unit, of which each reads `memory_bytes` from
-        memory at the unit's share of bandwidth: multiplications, conversions, shared memory, L2 (half the bytes
-        a clock of the L1 cache), memory, or a load's latency, whichever is longest."""
+        memory at the unit's share of bandwidth: multiplications, conversions, shared memory, L2 (half the
+        bytes a clock of the L1 cache), memory, or a load's latency, whichever is longest."""
         p, rates, lanes = self.problem, self.arch.rates, self.arch.rates.multiply_adds / 2
         across, copies = self.bn // self.wn, 2 if self.cores.instruction == "wmma_gfx11" else 1
         weights, inputs = self.sides
@@ -129,8 +124,8 @@ class GroupedMatrixWeights(GroupedMatrixCoreFamily):
         return t.sums + t.ones
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: scales of a whole tile in every row, within 32 bits, and the rules
-        of grouped products. (A block that is too small for the rows of X has too few registers for them.)"""
+        """The rule that is broken, or None: scales of a whole tile in every row, within 32 bits, and the
+        rules of grouped products. (Blocks of fewer threads than a row of X has loads lack registers.)"""
         rows, deep = number(values, "tile_m"), number(values, "tile_k")
         if deep > problem.k:
             return f"tile_k {deep} is more than k {problem.k}"
@@ -139,12 +134,13 @@ class GroupedMatrixWeights(GroupedMatrixCoreFamily):
         return super().rule(problem, values, environment)
 
     def clocks(self, problem: GemmProblem, values: Values, environment: Environment) -> float:
-        """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the candidates.
+        """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the
+        candidates.
 
-        Weights are read from memory once for as many tiles as a group has across. A unit has `here` blocks, of
-        which each has one tile of weights on its way: with few of them a load's latency is the bound, which
-        favours deep tiles for few rows, and many blocks. With many rows conversions are, which favours wide
-        tiles whose wavefronts have all columns."""
+        Weights are read from memory once for all tiles that a group has across. A unit has `here` blocks, of
+        which each has one tile of weights on its way. With few rows a load's latency is the bound, which
+        favours deep tiles and many blocks. With many rows conversions are, which favours wide tiles whose
+        wavefronts have all columns."""
         t, units = self.tile(problem, values, arch_of(environment)), units_of(environment)
         assert isinstance(t, WeightTile)
         count = tiles(t.product, t.bm, t.bn)

@@ -91,8 +91,7 @@ def matrix_types(p: GemmProblem) -> str:
 
 def overlapped(*clocks: float) -> float:
     """Clocks of what overlaps: little more than the longest."""
-    found: float = sum(one**_OVERLAP for one in clocks) ** (1 / _OVERLAP)
-    return found
+    return float(sum(one**_OVERLAP for one in clocks) ** (1 / _OVERLAP))
 
 
 def kind_of(dtype: str) -> str:
@@ -173,17 +172,12 @@ class MatrixTile:
         return self.waves * _COLUMNS * (self.wm + _PAD) * 4
 
     @property
-    def operand_bytes(self) -> int:
-        """Bytes of an element as it is multiplied."""
-        return self.product.element_bytes
-
-    @property
     def operand_words(self) -> int:
         """32-bit registers of a lane for one line's elements of a step (staged_operand.h: Read)."""
         m, _, k = self.shape
         copies = 2 if self.cores.instruction == "wmma_gfx11" else 1
-        words = copies * m * k * self.operand_bytes // 4 // self.arch.warp
-        return max(4, words)
+        size = DTYPES[self.product.problem.input_type].bytes
+        return max(4, copies * m * k * size // 4 // self.arch.warp)
 
     @property
     def sums(self) -> int:

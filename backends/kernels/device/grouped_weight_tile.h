@@ -1,14 +1,14 @@
-// Grouped products of 4-bit weights by AMD's matrix instructions: blocks compute tiles of D round-robin over all groups'
-// tiles, as in grouped_staged_tile.h. Tiles of weights, as they are stored, and of activations pass through registers to
-// shared memory (staged_pipeline.h, staged_weights.h). Wavefronts dequantise their rows in registers.
+// Grouped products of 4-bit weights by AMD's matrix instructions: blocks compute tiles of D round-robin over all
+// groups' tiles, as in grouped_staged_tile.h. Tiles of weights, as they are stored, and of activations pass through
+// registers to shared memory (staged_pipeline.h, staged_weights.h). Wavefronts dequantise their rows in registers.
 //
-// Weights are the instructions' second operand: a lane has one row of them, and its sums are of the same row, so that it
-// needs one scale and one zero point. The sums of a group of k are multiplied by its scale in fp32 before they are added.
-// No scaled weight is rounded, and MXFP4 is exact whatever its scales.
+// Weights are the instructions' second operand: a lane has one row of them, and its sums are of the same row, so that
+// it needs one scale and one zero point. The sums of a group of k are multiplied by its scale in fp32 before they are
+// added. No scaled weight is rounded, and MXFP4 is exact whatever its scales.
 //
-// What conversion leaves to subtract of every weight (the power of two of bf16, floating-point zero points) is the same for
-// the whole group: it is subtracted from the group's sums, times the sum of the activations, which an instruction gives
-// whose weights are ones.
+// What conversion leaves to subtract of every weight (the power of two of bf16, floating-point zero points) is the
+// same for the whole group. It is subtracted from the group's sums, times the sum of the activations, which an
+// instruction gives whose weights are ones.
 #pragma once
 
 #include "device/grouped_tile.h"
@@ -19,8 +19,8 @@
 
 namespace gemmtune {
 
-// INSTRUCTION: matrix_core.h. QUANT: dequantise.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the weights
-// of every group begin at a multiple of 16 bytes.
+// INSTRUCTION: matrix_core.h. QUANT: dequantise.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the
+// weights of every group begin at a multiple of 16 bytes.
 template <typename INSTRUCTION, typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM,
           int BN, int BK, int WM, int WN, int STAGES>
 struct GroupedWeightTile {
@@ -38,7 +38,8 @@ struct GroupedWeightTile {
     using Scales = LaneScales<T, QUANT, kTilesM, I::kLines, BK>;
     using Patch = SumPatch<I, WM, WN, true>;
     using Tiles = GroupedTiles<GROUPS, BN, BM>;
-    static constexpr int kPerStep = Read::kPerStep, kRun = QUANT::kGroup / Weights::kDeep;  // instructions; steps of a group
+    static constexpr int kPerStep = Read::kPerStep;             // instructions of a step
+    static constexpr int kRun = QUANT::kGroup / Weights::kDeep;  // steps of a group
     static constexpr bool kOnes = !QUANT::kFloat && (kSame<T, Bf16> || Scales::kFloats);
     static constexpr int kTile = Weights::kBytes + Inputs::kBytes;
     static constexpr int kPipeline = STAGES * kTile, kPatches = kWaves * Patch::kBytes;

@@ -66,11 +66,11 @@ inline T load_element(const T* p) {
 inline void shared_barrier() { block_barrier(); }
 // Keeps the compiler from moving instructions across.
 inline void schedule_barrier() {}
-// Values are computed before this point. Compilers would otherwise put off what nothing near needs, and keep its operands.
+// Values are computed before this point. Compilers would put off what nothing near needs, and keep its operands.
 template <typename VALUES>
 inline void computed_here(VALUES&) {}
-// An offset of whose bits the compiler knows nothing. Where it knows that those of a constant are free, it makes one XOR
-// of two constants, and a register of each such sum; else what is added stays the constant of a load.
+// An offset of whose bits the compiler knows nothing. Where it knows that the bits of an added constant are free, it
+// makes one XOR of two constants, and a register of every such sum; else the constant stays that of a load.
 inline int any_offset(int offset) { return offset; }
 // A value that is the same for all lanes, in scalar registers. Of an address: what is added to it afterwards
 // stays an offset; compilers would otherwise advance the sum in every lane.

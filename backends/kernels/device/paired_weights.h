@@ -1,12 +1,12 @@
-// 4-bit weights in registers as pairs of 16-bit floats for AMD's matrix instructions: eight of a 32-bit word at a time, in
-// the order that one mask selects: (0, 4), (1, 5), (2, 6), (3, 7). paired() orders activations alike.
+// 4-bit weights in registers as pairs of 16-bit floats for AMD's matrix instructions: eight of a 32-bit word at a
+// time, in the order that one mask selects: (0, 4), (1, 5), (2, 6), (3, 7). paired() orders activations alike.
 //
 // An integer becomes a float by placing its bits in the mantissa of a power of two whose last bit is worth one
-// (dequantise.h). fp16 subtracts the power with the zero point by one packed addition. AMD GPUs have no such instruction for
-// bf16: the power stays, and is subtracted from sums (grouped_weight_tile.h).
+// (dequantise.h). fp16 subtracts the power with the zero point by one packed addition. Most AMD GPUs have no such
+// instruction for bf16: the power stays, and is subtracted from sums (grouped_weight_tile.h).
 //
-// A 4-bit float (e2m1) has eight magnitudes. v_perm_b32 looks up their bytes in two registers, four at a time. No weight is
-// subnormal: gfx90a's matrix instructions would take it as zero.
+// A 4-bit float (e2m1) has eight magnitudes. v_perm_b32 looks up their bytes in two registers, four at a time. No
+// weight is subnormal: gfx90a's matrix instructions would take it as zero.
 #pragma once
 
 #include "device/dequantise.h"
@@ -57,7 +57,7 @@ struct MagnitudesOf<Bf16> {
 };
 template <>
 struct MagnitudesOf<Half> {
-    static constexpr unsigned kUpper[2] = {0x3e3c3800u, 0x46444240u}, kLower[2] = {0u, 0u};
+    static constexpr unsigned kUpper[2] = {0x3e3c3800u, 0x46444240u};  // the lower ones are zero
 };
 
 // The eight weights of a word. Integers are minus the whole zero point `zero` in fp16; in bf16 they are themselves plus

@@ -204,7 +204,8 @@ public:
             constexpr int kLines = INSTRUCTION::kLines, kGroups = INSTRUCTION::kGroups;
             constexpr int kWordsOfOne = INSTRUCTION::kWords;
             const int lane = lane_index(), group = kGroups > 1 ? lane / kLines : 0;
-            const int found = place(line + lane % kLines, group * kRead), from = kChunks > 8 ? any_offset(found) : found;
+            const int first = place(line + lane % kLines, group * kRead);
+            const int from = kChunks > 8 ? any_offset(first) : first;
             GEMMTUNE_UNROLL
             for (int i = 0; i < TILES; ++i) {
                 unsigned words[4 * kRead];

@@ -1,9 +1,9 @@
-// 4-bit weights on their way from global memory through registers to shared memory, as they are stored, and from there to
-// the lanes of matrix instructions; and their scales and zero points, which lanes read from global memory themselves.
+// 4-bit weights on their way from global memory through registers to shared memory, as they are stored, and from
+// there to the lanes of matrix instructions; and their scales and zero points, which lanes read from global memory.
 //
-// A lane multiplies eight neighbours along k at a time, a *word* of weights beside a 16-byte chunk of activations. Lanes
-// of a row take words in turn, as staged_operand.h: Read does chunks. The 16 words of 128 elements of a row are moved on
-// their way to shared memory so that a lane's lie side by side: it reads four of them at once.
+// A lane multiplies eight neighbours along k at a time: a *word* of weights, and a 16-byte chunk of activations. The
+// lanes of a row take words in turn, as staged_operand.h: Read takes chunks. The 16 words of 128 elements of a row
+// are moved on their way to shared memory so that a lane's lie side by side: it reads four of them at once.
 #pragma once
 
 #include "device/grouped.h"
@@ -18,10 +18,10 @@ struct StagedWeights {
     using I = INSTRUCTION;
     using Raw = StagedOperand<Int8, true, WHOLE, FAR, LINES, BK / 2, THREADS>;
     static constexpr int kBytes = Raw::kBytes;
-    static constexpr int kRead = I::kWords > 4 ? 2 : 1;               // words of a lane and step
-    static constexpr int kDeep = 8 * kRead * I::kGroups;              // elements of k of a step
-    static constexpr int kRun = 4 / I::kGroups;                       // words of a 16-byte load that go to one lane
-    static constexpr int kSteps = BK / kDeep, kOfFour = 4 / kRead;    // steps; of those whose words a lane reads at once
+    static constexpr int kRead = I::kWords > 4 ? 2 : 1;   // words of a lane and step
+    static constexpr int kDeep = 8 * kRead * I::kGroups;  // elements of k of a step
+    static constexpr int kRun = 4 / I::kGroups;           // words of a 16-byte load that go to one lane
+    static constexpr int kSteps = BK / kDeep, kOfFour = 4 / kRead;  // steps; those of words that are read at once
     static_assert(BK % 128 == 0, "whole 64-byte parts of rows");
 
     Raw raw;
@@ -70,9 +70,9 @@ private:
     }
 };
 
-// Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES that its wavefront has, and of BK
-// elements of k, of which a row has at least as many. Those of the next elements are requested while these are used. Where
-// a row ends, they are read up to its end, and shifted to where they belong. T: of the activations.
+// Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES of its wavefront, and of
+// BK elements of k, of which a row has at least as many. Those of the next elements are requested while these are
+// used. Where a row ends, they are read up to its end, and shifted to where they belong. T: of the activations.
 template <typename T, typename QUANT, int TILES, int LINES, int BK>
 struct LaneScales {
     using Scale = typename QUANT::Scale;
@@ -80,7 +80,8 @@ struct LaneScales {
     static constexpr bool kOfRows = QUANT::kZero == kWords;  // 4-bit zero points, those of eight rows in a word
     static constexpr bool kFloats = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
     static constexpr int kZeroSize = kOfRows ? 4 : kSize;  // bytes of a zero point, or of those of eight rows
-    static constexpr int kScaleWords = (kScales * kSize + 3) / 4, kZeroWords = kOfRows ? kScales : kFloats ? kScaleWords : 1;
+    static constexpr int kScaleWords = (kScales * kSize + 3) / 4;
+    static constexpr int kZeroWords = kOfRows ? kScales : kFloats ? kScaleWords : 1;
     static_assert(BK % QUANT::kGroup == 0, "whole groups");
 
 private:
@@ -132,7 +133,7 @@ public:
     }
 
     // Of tile `tile` and group `of`: the scale; the whole zero point; what is to be subtracted from sums of weights, for
-    // each activation, before they are scaled; what is to be added after.
+    // each activation, before they are scaled; and what is to be added after.
     GEMMTUNE_DEVICE float scale(int tile, int of) const { return number(now_.scales[tile], of); }
     GEMMTUNE_DEVICE unsigned zero(int tile, int of) const {
         if constexpr (kOfRows) return now_.zeros[tile][of] >> lane_index() % 8 * 4 & 15u;

@@ -1,5 +1,5 @@
-// A wavefront's sums on their way to D: they pass through a patch of shared memory of its own, kColumns columns at a time,
-// so that neighbouring lanes store neighbouring rows. D is contiguous along its columns.
+// A wavefront's sums on their way to D: they pass through a patch of shared memory of its own, kColumns columns at a
+// time, so that neighbouring lanes store neighbouring rows. D is contiguous along its columns.
 #pragma once
 
 #include "device/matrix_core.h"

@@ -1,4 +1,5 @@
-// Grouped products of 4-bit weights on the matrix cores of CDNA GPUs (mfma.h): see grouped_weight_tile.h. M and K are the instruction's.
+// Grouped products of 4-bit weights on the matrix cores of CDNA GPUs (mfma.h): see
+// grouped_weight_tile.h. M and K are the instruction's.
 #pragma once
 
 #include "device/grouped_weight_tile.h"

@@ -12,8 +12,8 @@ from backends.solution import Parameter
 
 
 class GroupedDequantMfma(GroupedMatrixWeights):
-    """Grouped products of int4, uint4 or MXFP4 weights on AMD matrix cores (MFMA, CDNA): the weights are read as
-    they are stored, and dequantised in registers.
+    """Grouped products of int4, uint4 or MXFP4 weights on AMD matrix cores (MFMA, CDNA): the weights are
+    read as they are stored, and dequantised in registers.
 
     grouped_dequant_mfma.h. Parameters: those of grouped-mfma; tile_k is 128 elements or more."""
 

@@ -1,4 +1,5 @@
-// Grouped products of 4-bit weights on the matrix cores of RDNA GPUs (wmma.h): see grouped_weight_tile.h. GENERATION: 11 or 12.
+// Grouped products of 4-bit weights on the matrix cores of RDNA GPUs (wmma.h): see
+// grouped_weight_tile.h. GENERATION: 11 or 12.
 #pragma once
 
 #include "device/grouped_weight_tile.h"

@@ -12,8 +12,8 @@ from backends.solution import Parameter
 
 
 class GroupedDequantWmma(GroupedMatrixWeights):
-    """Grouped products of int4, uint4 or MXFP4 weights on AMD matrix cores (WMMA, RDNA 3 and 4): the weights are
-    read as they are stored, and dequantised in registers.
+    """Grouped products of int4, uint4 or MXFP4 weights on AMD matrix cores (WMMA, RDNA 3 and 4): the
+    weights are read as they are stored, and dequantised in registers.
 
     grouped_dequant_wmma.h. Parameters: those of grouped-wmma; tile_k is 128 elements or more."""
 

@@ -52,8 +52,8 @@ EPILOGUE = "device/matrix_epilogue.h"
 #: functions of types.h, so it cannot be copied.)
 OWN = (
     "device/matrix_core.h", "device/mfma.h", "device/wmma.h", "device/staged_operand.h",
-    "device/staged_pipeline.h", "device/sum_patch.h", EPILOGUE, "device/register_staged_tile.h", "families/tile_mfma.h",
-    "families/tile_wmma.h",
+    "device/staged_pipeline.h", "device/sum_patch.h", EPILOGUE, "device/register_staged_tile.h",
+    "families/tile_mfma.h", "families/tile_wmma.h",
 )  # fmt: skip
 #: Those of the families for groups, without the epilogue, whose types a unit names as well.
 GROUPED = (
@@ -62,8 +62,8 @@ GROUPED = (
 )  # fmt: skip
 #: And of those for 4-bit weights.
 GROUPED_WEIGHTS = (
-    *OWN[:6], "device/grouped.h", "device/grouped_tile.h", "device/paired_weights.h", "device/staged_weights.h",
-    "device/grouped_weight_tile.h", "families/grouped_dequant_mfma.h",
+    *OWN[:6], "device/grouped.h", "device/grouped_tile.h", "device/paired_weights.h",
+    "device/staged_weights.h", "device/grouped_weight_tile.h", "families/grouped_dequant_mfma.h",
 )  # fmt: skip
 
 

@@ -101,8 +101,8 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
     ("name", "warp"),
     [
         *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
-        ("grouped-mfma", 64), ("grouped-wmma", 32), ("grouped-dequant-mfma", 64), ("grouped-dequant-wmma", 32),
-        ("tile-mfma", 64), ("tile-wmma", 32),
+        ("grouped-mfma", 64), ("grouped-wmma", 32), ("grouped-dequant-mfma", 64),
+        ("grouped-dequant-wmma", 32), ("tile-mfma", 64), ("tile-wmma", 32),
         ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64),
     ],
 )  # fmt: skip

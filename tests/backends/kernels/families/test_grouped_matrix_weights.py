@@ -1,6 +1,6 @@
-"""grouped-dequant-mfma and grouped-dequant-wmma: every type and zero point of 4-bit weights, groups without rows,
-all rows in one, ragged ends and unaligned rows on the emulator; scales at the ends of their range; mistakes that
-must show; rules; candidates; code."""
+"""grouped-dequant-mfma and grouped-dequant-wmma: every type and zero point of 4-bit weights, groups without
+rows, all rows in one, ragged ends and unaligned rows on the emulator; scales at the ends of their range;
+mistakes that must show; rules; candidates; code."""
 
 from __future__ import annotations
 
@@ -63,8 +63,12 @@ SHAPES: dict[str, GemmProblem] = {
     ),
     "subtracted": weights(20, 40, 256, zero_b="float", scale_dtype="fp32", groups=5),
     "added in fp16": weights(33, 33, 384, zero_b="shift", dtype_a="fp16", groups=3, scale_b="block_1x32"),
-    "eight, unaligned": weights(31, 33, 160, zero_b="eight", scale_b="block_1x32", groups=4, ldb=170, lda=161),
-    "none in fp16, many groups": weights(90, 33, 256, zero_b="none", dtype_a="fp16", groups=40, dtype_d="fp32"),
+    "eight, unaligned": weights(
+        31, 33, 160, zero_b="eight", scale_b="block_1x32", groups=4, ldb=170, lda=161
+    ),
+    "none in fp16, many groups": weights(
+        90, 33, 256, zero_b="none", dtype_a="fp16", groups=40, dtype_d="fp32"
+    ),
     "signed in fp16": weights(33, 96, 192, "int4", dtype_a="fp16", scale_b="block_1x64", groups=1),
 }
 #: In every run, of every architecture; the others are in `make exhaustive`.
@@ -73,17 +77,14 @@ CHOSEN: dict[str, Parameter] = {
     "tile_m": 64, "tile_n": 32, "tile_k": 128, "warp_m": 32, "warp_n": 16, "instruction": 16, "stages": 1,
     "blocks_per_unit": 1,
 }  # fmt: skip
+SKEW: dict[str, Any] = {"groups": 6, "routing": [0, 41, 0, 1, 0, 18]}
 #: A product by each way of what is subtracted: nothing of MXFP4, 4-bit and floating-point zero points.
 SKEWED = {
-    "mxfp4": mxfp4(60, 72, 800, groups=6, routing=[0, 41, 0, 1, 0, 18]),
-    "words": weights(60, 72, 768, zero_b="uint4", groups=6, routing=[0, 41, 0, 1, 0, 18]),
-    "words in fp16": weights(
-        60, 72, 288, zero_b="uint4", groups=6, routing=[0, 41, 0, 1, 0, 18], dtype_a="fp16", scale_b="block_1x32"
-    ),
-    "subtracted": weights(
-        60, 72, 288, zero_b="float", groups=6, routing=[0, 41, 0, 1, 0, 18], scale_b="block_1x32"
-    ),
-    "added": weights(60, 72, 768, zero_b="shift", groups=6, routing=[0, 41, 0, 1, 0, 18]),
+    "mxfp4": mxfp4(60, 72, 800, **SKEW),
+    "words": weights(60, 72, 768, zero_b="uint4", **SKEW),
+    "words in fp16": weights(60, 72, 288, zero_b="uint4", dtype_a="fp16", scale_b="block_1x32", **SKEW),
+    "subtracted": weights(60, 72, 288, zero_b="float", scale_b="block_1x32", **SKEW),
+    "added": weights(60, 72, 768, zero_b="shift", **SKEW),
 }
 
 
@@ -96,8 +97,8 @@ def refusal(problem: GemmProblem, values: dict[str, Any], arch: str = "gfx942") 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_it_computes_right(arch: str, tmp_path: Path) -> None:
-    """Neither a row beyond D nor one of another group is written, and no operand is read beyond its end. Reads of
-    shared memory have no bank conflicts."""
+    """Neither a row beyond D nor one of another group is written, and no operand is read beyond its end.
+    Reads of shared memory have no bank conflicts."""
     first = ARCHS.index(arch)  # others for every architecture
     found = [
         (problem, legal_values(OF[arch], problem, environment(arch), 1, seed)[0])
@@ -202,9 +203,8 @@ MISTAKES = (
     Mistake("chunk % I::kGroups * (4 * kRun)", "0", "mxfp4"),
     Mistake("group * kRead + i % kRead];", "i % kRead];", "mxfp4"),
     Mistake("number / kRun * 4 + number % kRun", "number % kRun", "two"),
-    Mistake("Raw::place(row + lane % I::kLines, group * kRun)", "Raw::place(row + lane % I::kLines, 0)", "two"),
-    Mistake("                paired(words, found);", "                found = {{words[0], words[1], words[2], words[3]}};",
-            "mxfp4"),
+    Mistake("lane % I::kLines, group * kRun)", "lane % I::kLines, 0)", "two"),
+    Mistake(" paired(words, found);", " found = {{words[0], words[1], words[2], words[3]}};", "mxfp4"),
     Mistake("0x06020400, kSecond", "0x06030400, kSecond", "mxfp4"),
     Mistake("word << 4 & kSigns, word & kSigns", "word & kSigns, word & kSigns", "mxfp4"),
     Mistake("0xc0800000u, 0xc0804000u", "0xc0800000u, 0xc0800000u", "mxfp4"),
@@ -274,7 +274,8 @@ WIDE = {"tile_m": 128, "tile_n": 128, "warp_m": 64, "warp_n": 64}
          "operands and sums take 238 registers; 768 threads have 138 each for them"),
         (SKEWED["words"], WIDE, "gfx942",
          "warp_m x warp_n is 144 sums of a lane with the scaled ones; at most 128"),
-        (MX, {"tile_n": 64, "tile_k": 512}, "gfx942", "81920 bytes of shared memory; gfx942 has 65536 for a block"),
+        (MX, {"tile_n": 64, "tile_k": 512}, "gfx942",
+         "81920 bytes of shared memory; gfx942 has 65536 for a block"),
         (MX, {"tile_k": 512, "tile_m": 128, "tile_n": 16, "blocks_per_unit": 2}, "gfx942",
          "2 blocks take 49664 bytes of shared memory each; gfx942 has fewer"),
         (MX, {"tile_m": 256, "tile_n": 32, "warp_m": 16, "warp_n": 16}, "gfx942",
@@ -297,8 +298,8 @@ LAYERS = {
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_candidates_are_legal_and_of_every_width(arch: str) -> None:
-    """Narrow tiles for few rows a group, wide ones for many; none for a product of one matrix, and none on the
-    other generation's matrix cores."""
+    """Narrow tiles for few rows a group, wide ones for many; none for a product of one matrix, and none on
+    the other generation's matrix cores."""
     for most, problems in LAYERS.items():
         for problem in problems:
             listed = list(OF[arch].solutions(problem, environment(arch)))
@@ -361,8 +362,8 @@ def test_code_has_the_instruction_and_spills_nothing(
     [(arch, problem) for arch in ("gfx1100", "gfx942") for problem in (LAYERS[16][0], LAYERS[16][2])],
 )
 def test_the_next_tile_is_on_its_way_while_one_is_multiplied(arch: str, problem: GemmProblem) -> None:
-    """Nothing waits for loads from memory between the last of a tile's and the first matrix instruction behind
-    it. Loads arrive in order: a late use of this tile's scales would wait for all of the next tile."""
+    """Nothing waits for loads from memory between the last of a tile's and the first matrix instruction
+    behind it. Loads arrive in order: a late use of this tile's scales would wait for all of the next tile."""
     if (why := clang.missing(arch)) is not None:
         pytest.skip(why)
     first = next(iter(OF[arch].solutions(problem, environment(arch))))
