@@ -29,6 +29,7 @@ from backends.kernels.matrix_core_tile import (
     LINE_BYTES,
     MOST_SUMS,
     MatrixCoreFamily,
+    MatrixTile,
     matrix_types,
 )
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
@@ -64,15 +65,23 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
 
     def _listed(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
         """Parameters of tiles that lie mostly within the weights, and within the columns of some group."""
-        size, widest = DTYPES[problem.dtype_a].bytes, int(counts_of(problem).max())
+        widest = int(counts_of(problem).max())
         names = [name for name in ("instruction", "stages", "blocks_per_unit") if name in self.choices]
-        for (bm, bn, wm, wn), line in combinations(self.listed, LINE_BYTES[:2]):
+        for (bm, bn, wm, wn), deep in combinations(self.listed, self.depths(problem)):
             if bm >= 2 * problem.m or bn >= 2 * max(widest, _NARROW):
                 continue
-            tile = {"tile_m": bm, "tile_n": bn, "tile_k": line // size, "warp_m": wm, "warp_n": wn}
+            tile = {"tile_m": bm, "tile_n": bn, "tile_k": deep, "warp_m": wm, "warp_n": wn}
             for rest in combinations(*(self.choices[name] for name in names)):
                 values: Mapping[str, Parameter] = {**tile, **dict(zip(names, rest, strict=True))}
                 yield {name: values[name] for name in self.choices}
+
+    def depths(self, problem: GemmProblem) -> tuple[int, ...]:
+        """Values of tile_k that are listed."""
+        return tuple(line // DTYPES[problem.dtype_a].bytes for line in LINE_BYTES[:2])
+
+    def further_sums(self, t: MatrixTile) -> int:
+        """Registers of a lane for sums beside a tile's: those that are scaled."""
+        return t.sums if scaled_blocks(t.product.problem) else 0
 
     def clocks(self, problem: GemmProblem, values: Values, environment: Environment) -> float:
         """Roughly a launch's clocks: waves of tiles of the problem's own counts. It only orders the
@@ -95,10 +104,10 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
             return broken
         if scaled_blocks(problem) and t.bk != SCALE_BLOCK:
             return f"a tile along k has one scale of blocks: tile_k is {SCALE_BLOCK}, not {t.bk}"
-        sums = t.sums * (2 if scaled_blocks(problem) else 1)  # a tile's sums, and the scaled ones
-        if sums > MOST_SUMS:
-            return f"warp_m x warp_n is {sums} sums of a lane with the scaled ones; at most {MOST_SUMS}"
-        registers = t.registers + sums - t.sums
+        further = self.further_sums(t)
+        if t.sums + further > MOST_SUMS:
+            sums = f"{t.sums + further} sums of a lane with the scaled ones"
+            return f"warp_m x warp_n is {sums}; at most {MOST_SUMS}"
         shared = t.shared_bytes + table_bytes(problem)
         taken = -(-shared // arch.shared_granule) * arch.shared_granule
         if shared <= arch.block_shared_bytes and blocks * taken > arch.unit_shared_bytes:
@@ -107,7 +116,7 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
             return f"{blocks} blocks have {t.threads} threads each; {arch.name} runs {arch.unit_threads}"
         return first(
             shared_rule(shared, arch),
-            registers_rule(registers, t.threads * blocks, arch, t.sums),
+            registers_rule(t.registers + further, t.threads * blocks, arch, t.sums),
             grid_rule(most_tiles(t.product, t.bm, t.bn), t.threads, t.product, arch),
         )
 
@@ -116,15 +125,21 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
         instruction."""
         t = self.tile(problem, values, arch)
         sides = (_weights_are_whole(t.product), t.product.whole("b"), t.far)
-        numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages, scales_of(problem))
-        arguments = (matrix_types(problem), capacity(problem), *map(flag, sides), *numbers)
+        numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages)
+        kinds, last = self.kinds(problem)
+        arguments = (matrix_types(problem), *kinds, capacity(problem), *map(flag, sides), *numbers, *last)
         return GroupedConfig(
             t.product, self.header, f"{self.template}<{', '.join(map(str, arguments))}>", t.threads,
             t.shared_bytes + table_bytes(problem), most_tiles(t.product, t.bm, t.bn), spans_batch=True,
             resident=number(values, "blocks_per_unit"),
         )  # fmt: skip
 
+    def kinds(self, problem: GemmProblem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Template arguments behind the types, and the last ones."""
+        return (), (scales_of(problem),)
+
 
 def _weights_are_whole(product: OrientedGemm) -> bool:
     """Whether rows of weights are whole 16-byte words, whichever group they are of."""
-    return product.whole("a") and product.problem.stride_a * product.element_bytes % WIDE == 0
+    p = product.problem
+    return product.whole("a") and DTYPES[p.dtype_a].size(p.stride_a) % WIDE == 0

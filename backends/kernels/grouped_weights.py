@@ -26,11 +26,16 @@ _MULTIPLY, _ISSUE_CLOCKS, _ISSUED, _END = 1.6, 6.0, 2.6, 1500.0
 _L2_BYTES, _FASTER, _BESIDE = 40.0, 2.0, 0.15
 
 
-def unsupported_group_weights(p: GemmProblem) -> str | None:
-    """Why grouped-ring does not have the problem's quantised weights, or None."""
+def unsupported_group_elements(p: GemmProblem) -> str | None:
+    """Why no family for quantised weights of groups has the problem, or None."""
     if ungrouped(p) is None:
         return "these kernels multiply rows of groups by the groups' weights; this is a product of one matrix"
-    return unsupported_elements(p) or unsupported_scales(p)
+    return unsupported_elements(p)
+
+
+def unsupported_group_weights(p: GemmProblem) -> str | None:
+    """Why grouped-ring does not have the problem's quantised weights, or None."""
+    return unsupported_group_elements(p) or unsupported_scales(p)
 
 
 def weights_rule(product: OrientedGemm, values: Values) -> str | None:

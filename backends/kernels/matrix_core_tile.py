@@ -49,14 +49,14 @@ MOST_SUMS = 128
 LINE_BYTES = (64, 128, 256)
 #: A tile whose lines lie within fewer bytes has 32-bit offsets.
 FAR_BYTES = 2**31
-#: Columns of a wavefront's sums that are on their way to D at once, and their pad (register_staged_tile.h).
+#: Columns of a wavefront's sums that are on their way to D at once, and their pad (sum_patch.h).
 _COLUMNS, _PAD = 16, 4
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
 _ADDRESSES = 32
 
 #: Clocks that a load takes to arrive, that a barrier costs, that a block takes to start and end, and that the
 #: second launch of a split product takes. Estimates; nothing is measured on AMD hardware.
-_ARRIVAL, _BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
+ARRIVAL, BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
 #: How sharply the longest of what overlaps hides the others.
 _OVERLAP = 4.0
 
@@ -85,8 +85,13 @@ class ScaledArgs(GemmArgs):
 
 def matrix_types(p: GemmProblem) -> str:
     """matrix_epilogue.h: MatrixTypes<...> of the problem."""
-    kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
+    kinds = (p.input_type, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
     return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
+
+
+def overlapped(*clocks: float) -> float:
+    """Clocks of what overlaps: little more than the longest."""
+    return float(sum(one**_OVERLAP for one in clocks) ** (1 / _OVERLAP))
 
 
 def kind_of(dtype: str) -> str:
@@ -159,15 +164,20 @@ class MatrixTile:
     def shared_bytes(self) -> int:
         """The tiles' in shared memory; at the end each wavefront's columns of sums lie in their place."""
         tile = (self.bm + self.bn) * self.line_bytes
-        return max(self.stages * tile, self.waves * _COLUMNS * (self.wm + _PAD) * 4)
+        return max(self.stages * tile, self.patch_bytes)
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of all wavefronts' columns of sums on their way to D (sum_patch.h)."""
+        return self.waves * _COLUMNS * (self.wm + _PAD) * 4
 
     @property
     def operand_words(self) -> int:
         """32-bit registers of a lane for one line's elements of a step (staged_operand.h: Read)."""
         m, _, k = self.shape
         copies = 2 if self.cores.instruction == "wmma_gfx11" else 1
-        words = copies * m * k * self.product.element_bytes // 4 // self.arch.warp
-        return max(4, words)
+        size = DTYPES[self.product.problem.input_type].bytes
+        return max(4, copies * m * k * size // 4 // self.arch.warp)
 
     @property
     def sums(self) -> int:
@@ -225,13 +235,12 @@ class MatrixTile:
         rates, kind = self.arch.rates, kind_of(self.product.problem.dtype_a)
         copied = (self.bm + self.bn) * self.line_bytes
         read = (self.bm * (self.bn // self.wn) + self.bn * (self.bm // self.wm)) * self.line_bytes
-        longest = (
+        hidden = overlapped(
             here * self.bm * self.bn * self.bk / self.cores.multiply_adds[kind],
             here * (copied + read) / (2 * rates.cache_bytes), here * copied / (rates.cache_bytes / 2),
-            _ARRIVAL,
+            ARRIVAL,
         )  # fmt: skip
-        hidden: float = sum(clocks**_OVERLAP for clocks in longest) ** (1 / _OVERLAP)
-        return hidden + _BARRIER * (3 - self.stages)
+        return hidden + BARRIER * (3 - self.stages)
 
 
 class MatrixCoreFamily(KernelFamily):
@@ -242,8 +251,9 @@ class MatrixCoreFamily(KernelFamily):
         ("fp16", "fp32"), ("bf16", "fp32"), ("int8", "int32"),
         *((kind, "fp32") for flavour in FP8.values() for kind in flavour),
     )  # fmt: skip
-    #: The header's class.
+    #: The header's class, and the one of its numbers.
     template: ClassVar[str]
+    numbers: ClassVar[type[MatrixTile]] = MatrixTile
     #: archs.py: MatrixCores.instruction.
     instructions: ClassVar[tuple[str, ...]]
     #: (tile_m, tile_n, warp_m, warp_n) worth trying.
@@ -271,7 +281,7 @@ class MatrixCoreFamily(KernelFamily):
 
     def shape(self, problem: GemmProblem, values: Values, arch: GpuArch) -> tuple[int, int, int] | None:
         """m, n and k of the architecture's instruction for the input types, or None."""
-        cores, kind = arch.matrix_cores, problem.dtype_a
+        cores, kind = arch.matrix_cores, problem.input_type
         if cores is None or cores.instruction not in self.instructions:
             return None
         if kind.startswith("fp8") and kind not in FP8.get(cores.fp8, ()):
@@ -282,9 +292,9 @@ class MatrixCoreFamily(KernelFamily):
         """The numbers of a configuration. Raises ValueError where the architecture has no instruction."""
         shape = self.shape(problem, values, arch)
         if shape is None:
-            raise ValueError(f"{arch.name} has no instruction of {self.name} for {problem.dtype_a}")
+            raise ValueError(f"{arch.name} has no instruction of {self.name} for {problem.input_type}")
         names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
-        return MatrixTile(OrientedGemm(problem), arch, shape, *(number(values, name) for name in names))
+        return self.numbers(OrientedGemm(problem), arch, shape, *(number(values, name) for name in names))
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
@@ -344,7 +354,7 @@ class MatrixCoreFamily(KernelFamily):
         """The architecture has the instruction for the input types."""
         arch = arch_of(environment)
         if self.shape(problem, values, arch) is None:
-            return f"{arch.name} has no {self.name.partition('-')[2]} instruction for {problem.dtype_a}"
+            return f"{arch.name} has no {self.name.rpartition('-')[2]} instruction for {problem.input_type}"
         return None
 
     def tile_rule(self, t: MatrixTile) -> str | None:

@@ -20,7 +20,7 @@ ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
 WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv")
 BYTES = ("bytes-ring",)
-OF_WEIGHTS = "grouped-dequant-wgmma"
+OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (
     "grouped-wgmma", "grouped-ring", "grouped-tile", "grouped-mfma", "grouped-wmma", "triton-fused-moe",
 )  # fmt: skip
@@ -40,7 +40,7 @@ def test_every_family_is_there_once_with_its_source() -> None:
             assert (ROOT / file).is_file()
         assert entry.vendors
         assert entry.parameters
-        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED, OF_WEIGHTS)
+        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED, *OF_WEIGHTS)
         assert "bf16" in entry.input_types or entry.name in others
     assert len({entry.description for entry in entries.values()}) == len(entries)
 
@@ -51,7 +51,8 @@ def test_groups_are_types_of_their_own() -> None:
     for name in GROUPED:
         more = of_weights if name == "grouped-ring" else ()
         assert entries[name].input_types == (*more, "bf16 groups", "fp16 groups")
-    assert entries[OF_WEIGHTS].input_types == of_weights
+    for name in OF_WEIGHTS:
+        assert entries[name].input_types == of_weights
 
 
 def test_what_is_said_of_a_family_is_its_own() -> None:

@@ -272,7 +272,7 @@ def test_no_other_family_takes_grouped_quantised_weights(form: dict[str, Any], b
     made = {
         "cpu": {"numpy-grouped"},
         "cuda": {"torch-grouped", "grouped-ring", "grouped-dequant-wgmma"},
-        "hip": {"torch-grouped"},
+        "hip": {"torch-grouped", "grouped-dequant-mfma", "grouped-dequant-wmma"},
     }
     environment = HERE[backend.name]
     for name, family in backend.families().items():

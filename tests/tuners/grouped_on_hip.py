@@ -10,7 +10,8 @@ from backends.hip.backend import HipBackend
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 
-FAMILY = "grouped-mfma"
+#: Of 16-bit floats, and of 4-bit weights.
+FAMILIES = ("grouped-mfma", "grouped-dequant-mfma")
 
 
 class GroupedBackend(HipBackend):
@@ -19,5 +20,6 @@ class GroupedBackend(HipBackend):
     def baselines(
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
-        _, second = islice(self.families()[FAMILY].solutions(problem, environment), 2)
+        family = self.families()[FAMILIES[problem.weight_only]]
+        _, second = islice(family.solutions(problem, environment), 2)
         return [Baseline("second candidate", second)]

@@ -108,11 +108,6 @@ template <unsigned BYTES>
 __device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return permuted_by(BYTES, a, b); }
 #endif
 
-// A constant in a register. Compilers would load it anew for every instruction that has a second constant, and see
-// through opaque(). So the sign of a size, which is never negative, is added.
-GEMMTUNE_DEVICE unsigned kept(unsigned bits, int size) { return bits + static_cast<unsigned>(size >> 31); }
-
-#if !defined(__HIP__) && !defined(__HIPCC_RTC__)
 GEMMTUNE_DEVICE unsigned both(unsigned half) { return half * 0x10001u; }
 
 // Numbers of T in its own bits.
@@ -127,6 +122,22 @@ struct PairBits<Half> {
     static constexpr unsigned kOne = 0x3c003c00u, kMinusZero = 0x80008000u;
 };
 
+// What is subtracted from every converted integer but floating-point zero points.
+template <typename QUANT>
+constexpr unsigned kConstantZero = QUANT::kSigned ? 1u << (QUANT::kBits - 1)
+                                   : QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8u : 0u;
+
+// Whether two types are one.
+template <typename T, typename U>
+constexpr bool kSame = false;
+template <typename T>
+constexpr bool kSame<T, T> = true;
+
+// A constant in a register. Compilers would load it anew for every instruction that has a second constant, and see
+// through opaque(). So the sign of a size, which is never negative, is added.
+GEMMTUNE_DEVICE unsigned kept(unsigned bits, int size) { return bits + static_cast<unsigned>(size >> 31); }
+
+#if !defined(__HIP__) && !defined(__HIPCC_RTC__)
 // Eight activations in four words, in the order of 4-bit integers that a mask selects.
 GEMMTUNE_DEVICE void paired(const unsigned (&x)[4], unsigned (&out)[4]) {
     GEMMTUNE_UNROLL
@@ -136,22 +147,11 @@ GEMMTUNE_DEVICE void paired(const unsigned (&x)[4], unsigned (&out)[4]) {
     }
 }
 
-// What is subtracted from every converted integer but floating-point zero points.
-template <typename QUANT>
-constexpr unsigned kConstantZero = QUANT::kSigned ? 1u << (QUANT::kBits - 1)
-                                   : QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8u : 0u;
-
 // What converted integers are smaller by than they are: a power of two, which their scale makes up for.
 template <typename T>
 constexpr float kShrunk = 1.0f;
 template <>
 constexpr float kShrunk<Bf16> = 64.0f;
-
-// Whether two types are one.
-template <typename T, typename U>
-constexpr bool kSame = false;
-template <typename T>
-constexpr bool kSame<T, T> = true;
 
 // Eight 4-bit integers of a 16-byte load, those from 8 j on, as bf16 with their power of two left, for sums from which
 // it is subtracted later: four pairs, in the order of paired(). The top bit of signed ones is inverted, which makes

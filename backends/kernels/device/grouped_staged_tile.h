@@ -2,7 +2,7 @@
 // round-robin over all groups' tiles, which are derived on the device (grouped.h).
 #pragma once
 
-#include "device/grouped.h"
+#include "device/grouped_tile.h"
 #include "device/register_staged_tile.h"
 
 namespace gemmtune {
@@ -43,7 +43,7 @@ struct GroupedStagedTile {
         GEMMTUNE_ROLL
         for (unsigned tile = block_x(); tile < last; tile += static_cast<unsigned>(all.gemm.blocks)) {
             const GroupedTilePlace at = same_for_all(tiles.place(tile));
-            const ScaledArgs own = of_group(all, at);
+            const ScaledArgs own = product_of(all, at);
             const bool idle = at.row + row >= own.m || column >= own.n;
             Sums sum[kTilesM][kTilesN] = {};
             if constexpr (SCALES == kBlockScales) {
@@ -126,27 +126,13 @@ private:
         }
     };
 
-    // What was read from shared memory, in scalar registers: the main loop's addresses and branches are.
-    static GEMMTUNE_DEVICE GroupedTilePlace same_for_all(const GroupedTilePlace& at) {
-        return {uniform(at.group), uniform(at.start), uniform(at.row), uniform(at.column), uniform(at.columns)};
-    }
-
-    // The product of the tile's columns: B and D begin at the first, and end behind the last. Grouped products have no
-    // epilogue; scales of rows multiply finished sums.
-    static GEMMTUNE_DEVICE ScaledArgs of_group(const Args& all, const GroupedTilePlace& at) {
-        const GemmArgs& args = all.gemm;
+    // The tile's product. Scales of rows multiply finished sums.
+    static GEMMTUNE_DEVICE ScaledArgs product_of(const Args& all, const GroupedTilePlace& at) {
         constexpr int kSize = static_cast<int>(sizeof(typename TYPES::A));
-        const i64 first = static_cast<i64>(at.start) + at.column;
-        ScaledArgs own = {};
-        own.a = static_cast<const char*>(args.a) + at.group * args.stride_a * kSize;
-        own.b = static_cast<const char*>(args.b) + first * args.ldb * kSize;
-        own.d = static_cast<typename TYPES::D*>(args.d) + first * args.d_column;
-        own.lda = args.lda, own.ldb = args.ldb, own.d_row = args.d_row, own.d_column = args.d_column;
-        own.m = args.m, own.n = at.columns, own.k = args.k;
-        own.alpha = 1.0f;
+        ScaledArgs own = of_group<kSize, kSize, typename TYPES::D>(all.gemm, at);
         if constexpr (SCALES == kRowScales) {
-            own.scale_a = all.scale_a + static_cast<i64>(at.group) * args.m, own.scale_row = 1;
-            own.scale_b = all.scale_b + first, own.scale_column = 1;
+            own.scale_a = all.scale_a + static_cast<i64>(at.group) * own.m, own.scale_row = 1;
+            own.scale_b = all.scale_b + at.start + at.column, own.scale_column = 1;
         }
         return own;
     }

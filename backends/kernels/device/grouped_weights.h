@@ -8,13 +8,6 @@
 
 namespace gemmtune {
 
-// The argument (backends/kernels/grouped.py: GroupedWeightArgs): the weights' stride is in bytes. `scale_row`: scales of
-// a row. Bytes: from the scales and zero points of a group to those of the next one, and of all.
-struct GroupedWeightArgs : GroupedArgs {
-    const void *scales, *zeros;
-    i64 scale_row, scale_group, zero_group, scale_bytes, zero_bytes;
-};
-
 // PRODUCTS: see dequant_ring.h.
 template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int WARPS_M, typename PRODUCTS = ByWarps>
 struct GroupedWeights {

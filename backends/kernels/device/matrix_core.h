@@ -66,6 +66,12 @@ inline T load_element(const T* p) {
 inline void shared_barrier() { block_barrier(); }
 // Keeps the compiler from moving instructions across.
 inline void schedule_barrier() {}
+// Values are computed before this point. Compilers would put off what nothing near needs, and keep its operands.
+template <typename VALUES>
+inline void computed_here(VALUES&) {}
+// An offset of whose bits the compiler knows nothing. Where it knows that the bits of an added constant are free, it
+// makes one XOR of two constants, and a register of every such sum; else the constant stays that of a load.
+inline int any_offset(int offset) { return offset; }
 // A value that is the same for all lanes, in scalar registers. Of an address: what is added to it afterwards
 // stays an offset; compilers would otherwise advance the sum in every lane.
 inline int uniform(int value) { return value; }
@@ -147,6 +153,14 @@ GEMMTUNE_DEVICE void shared_barrier() {
 #endif
 }
 GEMMTUNE_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
+template <typename VALUES>
+GEMMTUNE_DEVICE void computed_here(VALUES& values) {
+    asm volatile("" : "+v"(values));
+}
+GEMMTUNE_DEVICE int any_offset(int offset) {
+    asm("" : "+v"(offset));
+    return offset;
+}
 GEMMTUNE_DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
 GEMMTUNE_DEVICE const char* uniform(const char* p) {
     const u64 bits = reinterpret_cast<u64>(p);

@@ -1,20 +1,15 @@
 // Products of any size by matrix instructions whose operands come from registers (mfma.h, wmma.h): a block
 // computes BM x BN of D, or a slice of k's part of it, and a wavefront WM x WN of that.
 //
-// Tiles of A and B, BK deep, pass from global memory through registers to shared memory (staged_operand.h).
-// While one tile is multiplied, the loads of the next are in flight in registers.
-//   STAGES 1   shared memory holds one tile; a barrier before and one after it is replaced
-//   STAGES 2   it holds two: the next tile is stored beside the one that is multiplied, and one barrier
-//              follows
-//
-// Wavefronts without an element of D load and store tiles and multiply nothing.
-//
-// Sums pass through shared memory on their way to D, kColumns columns of a wavefront at a time, so that
-// neighbouring lanes store neighbouring rows; D is contiguous along its columns.
+// Tiles of A and B, BK deep, pass from global memory through registers to shared memory (staged_operand.h,
+// staged_pipeline.h). Wavefronts without an element of D load and store tiles and multiply nothing. Sums pass
+// through shared memory on their way to D (sum_patch.h).
 #pragma once
 
 #include "device/matrix_epilogue.h"
 #include "device/staged_operand.h"
+#include "device/staged_pipeline.h"
+#include "device/sum_patch.h"
 #include "device/tile_order.h"
 
 namespace gemmtune {
@@ -35,18 +30,13 @@ struct RegisterStagedTile {
     using ReadB = typename TileB::template Read<I>;
     static constexpr int kTile = TileA::kBytes + TileB::kBytes;
     static constexpr int kTilesM = WM / I::kLines, kTilesN = WN / I::kLines, kPerStep = ReadA::kPerStep;
-    // Of a wavefront's sums on their way to D: kPad keeps columns in different banks.
-    static constexpr int kColumns = 16, kPad = 4, kPitch = WM + kPad, kPatch = kColumns * kPitch * 4;
-    static constexpr int kHalves = I::kLines / kColumns;
-    static constexpr int kFours = WM / 4;                  // lanes that store one column
-    static constexpr int kAtOnce = I::kWave / kFours;      // columns that a wavefront stores at once
-    static constexpr int kPipeline = STAGES * kTile, kPatches = kWaves * kPatch;
+    using Patch = SumPatch<I, WM, WN, false>;
+    static constexpr int kPatch = Patch::kBytes, kPipeline = STAGES * kTile, kPatches = kWaves * kPatch;
     static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
     static_assert(kWarp == I::kWave, "MFMA is for wavefronts of 64, WMMA for those of 32");
+    static_assert(TileA::kLineBytes <= 256 && TileB::kLineBytes <= 256, "lines of 4, 8 or 16 chunks");
     static_assert(BM % WM == 0 && BN % WN == 0, "a tile is whole wavefronts' parts");
     static_assert(WM % I::kLines == 0 && WN % I::kLines == 0, "a wavefront's part is whole instructions");
-    static_assert(STAGES == 1 || STAGES == 2, "one tile in shared memory, or two");
-    static_assert(kFours <= I::kWave && kColumns % kAtOnce == 0, "a wavefront stores whole columns");
 
     static GEMMTUNE_DEVICE void run(const ScaledArgs& args, char* shared) {
         const Task task(args);
@@ -106,55 +96,13 @@ struct RegisterStagedTile {
         const auto multiply = [&](const char* tile) {
             if constexpr (!IDLE) multiply_tile(tile, row, column, sum), after(sum);
         };
-        const int tiles = mine.end - mine.begin;
-        if (tiles <= 0) return;
-        load();
-        if constexpr (STAGES == 2) {
-            store(shared);
-            shared_barrier();
-        }
-        int at = 0;
-        for (int tile = 1; tile <= tiles; ++tile) {
-            if constexpr (STAGES == 1) {
-                store(shared);
-                shared_barrier();
-            }
-            if (tile < tiles) load();
-            multiply(shared + at);
-            if constexpr (STAGES == 2) {
-                at ^= kTile;
-                store(shared + at);  // after the last tile of old values: a branch would split the loop
-            }
-            shared_barrier();
-        }
+        staged_pipeline<STAGES, kTile>(mine.end - mine.begin, shared, load, store, multiply);
     }
 
-    // Stores the wavefront's sums; place(column) is where those from a column of its part on go. The code of
-    // a store is in the program once, not for each group of columns.
+    // Stores the wavefront's sums; place(column) is where those from a column of its part on go.
     template <typename PLACE>
     static GEMMTUNE_DEVICE void store(const Sums (&sum)[kTilesM][kTilesN], Sum* patch, const PLACE& place) {
-        const int lane = lane_index(), row = lane % kFours * 4, column = lane / kFours;
-        GEMMTUNE_ROLL
-        for (int group = 0; group < kTilesN * kHalves; ++group) {
-            if (group > 0) warp_barrier();  // the columns before are read
-            GEMMTUNE_UNROLL
-            for (int here = 0; here < kTilesN * kHalves; ++here) {
-                if (here != group) continue;
-                GEMMTUNE_UNROLL
-                for (int m = 0; m < kTilesM; ++m)
-                    lay_out(sum[m][here / kHalves], here % kHalves, m * I::kLines, patch);
-            }
-            warp_barrier();
-            const auto to = place(group * kColumns);
-            GEMMTUNE_ROLL
-            for (int c = column; c < kColumns; c += kAtOnce) {
-                const Words found = *reinterpret_cast<const Words*>(patch + c * kPitch + row);
-                Sum four[4];
-                GEMMTUNE_UNROLL
-                for (int e = 0; e < 4; ++e) four[e] = __builtin_bit_cast(Sum, found.at[e]);
-                to.store4(row, c, four);
-            }
-        }
+        Patch::store(sum, patch, place);
     }
 
 private:
@@ -191,15 +139,6 @@ private:
                 for (int n = 0; n < kTilesN; ++n) I::multiply(sum[m][n], from.a[m][part], from.b[n][part]);
             }
         }
-    }
-
-    // An instruction's sums of kColumns columns, column by column.
-    static GEMMTUNE_DEVICE void lay_out(const Sums& sum, int half, int row, Sum* patch) {
-        const int lane = lane_index(), column = I::column(lane);
-        if (kHalves > 1 && column / kColumns != half) return;
-        Sum* const to = patch + column % kColumns * kPitch + row;
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < I::kSums; ++i) to[I::row(lane, i)] = sum[i];
     }
 };
 

@@ -52,8 +52,9 @@ struct StagedOperand {
     static constexpr int kParts = 16 / (kDown * kSize), kGroup = kAcross * kParts;
     static constexpr int kRows = kAside / kAcross;
     static_assert(is_power_of_two(LINES) && is_power_of_two(BK) && is_power_of_two(THREADS), "tiles");
-    static_assert(kLineBytes >= 64 && kLineBytes <= 256 && LINES >= 16, "lines of 4, 8 or 16 chunks");
+    static_assert(kLineBytes >= 64 && kLineBytes <= 1024 && LINES >= 16, "lines of 4 to 64 chunks");
     static_assert(THREADS >= 32 && kUnits % kMine == 0, "whole units");
+    static_assert(!ALONG_K || THREADS >= kChunks, "a thread has the same chunk of every line that it loads");
 
     // What a line's chunk numbers are changed by: swizzle(a ^ b) is swizzle(a) ^ swizzle(b).
     static GEMMTUNE_DEVICE constexpr int swizzle(int line) {
@@ -66,7 +67,7 @@ struct StagedOperand {
     // place(line + lines, chunk + chunks) from place(line, chunk), where the constants that are added share no
     // bits with what they are added to. Few of the XOR's operands differ, so addresses need few registers.
     static GEMMTUNE_DEVICE constexpr int moved(int place, int lines, int chunks) {
-        return (place ^ (swizzle(lines) ^ chunks) * 16) + lines * kLineBytes;
+        return (place ^ (swizzle(lines) ^ chunks % 8) * 16) + lines * kLineBytes + chunks / 8 * 128;
     }
 
 private:
@@ -161,20 +162,30 @@ public:
 
     // Stores the loaded tile to shared memory.
     GEMMTUNE_DEVICE void store(char* tile) const {
-        if (!busy()) return;
-        GEMMTUNE_UNROLL
-        for (int n = 0; n < kMine; ++n) {
-            constexpr int kPerChunk = 16 / kSize;
-            const int lines = unit_line(n), chunks = unit_depth(n) / kPerChunk;
-            if constexpr (ALONG_K) {
-                const unsigned(&words)[4] = kept_[n][0];
-                write16(tile + moved(to_, lines, chunks), Words{{words[0], words[1], words[2], words[3]}});
-            } else {
+        if constexpr (ALONG_K) {
+            each_chunk([&](int place, const unsigned (&words)[kWords]) {
+                write16(tile + place, Words{{words[0], words[1], words[2], words[3]}});
+            });
+        } else {
+            if (!busy()) return;
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < kMine; ++n) {
+                constexpr int kPerChunk = 16 / kSize;
+                const int lines = unit_line(n), chunks = unit_depth(n) / kPerChunk;
                 GEMMTUNE_UNROLL
                 for (int word = 0; word < kWords; ++word)
                     store_lines(tile, lines + 4 / kSize * word, chunks, n, word);
             }
         }
+    }
+
+    // Of an operand that is contiguous along k: calls write(place, words) for every chunk that the thread has loaded.
+    template <typename WRITE>
+    GEMMTUNE_DEVICE void each_chunk(const WRITE& write) const {
+        static_assert(ALONG_K, "a thread has whole chunks");
+        if (!busy()) return;
+        GEMMTUNE_UNROLL
+        for (int n = 0; n < kMine; ++n) write(moved(to_, unit_line(n), 0), kept_[n][0]);
     }
 
     // The tile's lines as a wavefront's instructions take them: of TILES x INSTRUCTION::kLines lines from
@@ -193,7 +204,8 @@ public:
             constexpr int kLines = INSTRUCTION::kLines, kGroups = INSTRUCTION::kGroups;
             constexpr int kWordsOfOne = INSTRUCTION::kWords;
             const int lane = lane_index(), group = kGroups > 1 ? lane / kLines : 0;
-            const int from = place(line + lane % kLines, group * kRead);
+            const int first = place(line + lane % kLines, group * kRead);
+            const int from = kChunks > 8 ? any_offset(first) : first;
             GEMMTUNE_UNROLL
             for (int i = 0; i < TILES; ++i) {
                 unsigned words[4 * kRead];

@@ -16,7 +16,9 @@ from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
+from backends.kernels.families.grouped_dequant_mfma import GroupedDequantMfma
 from backends.kernels.families.grouped_dequant_wgmma import GroupedDequantWgmma
+from backends.kernels.families.grouped_dequant_wmma import GroupedDequantWmma
 from backends.kernels.families.grouped_mfma import GroupedMfma
 from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
@@ -49,6 +51,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
         SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
+        GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
         DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),

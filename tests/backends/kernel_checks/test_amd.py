@@ -24,11 +24,11 @@ from benchmarks.report import RESULTS
 from tests.backends.packages.test_package import as_placed
 
 pytestmark = pytest.mark.clang
-#: The other generation's matrix cores.
-WITHOUT = {
-    arch: {"tile-wmma", "grouped-wmma"} if arch.startswith("gfx9") else {"tile-mfma", "grouped-mfma"}
-    for arch in ARCHS
+#: Families of one generation's matrix cores, and those of the other generation's.
+OF = {
+    kind: {f"{name}-{kind}" for name in ("tile", "grouped", "grouped-dequant")} for kind in ("mfma", "wmma")
 }
+WITHOUT = {arch: OF["wmma" if arch.startswith("gfx9") else "mfma"] for arch in ARCHS}
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
 BLOCK_FP8 = "triton-block-fp8"
 WITHOUT_FP8 = ("gfx90a", "gfx1100")
@@ -36,7 +36,7 @@ WITHOUT_FP8 = ("gfx90a", "gfx1100")
 SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
 ON_MATRIX_CORES = {
-    "tile-mfma", "tile-wmma", "grouped-mfma", "grouped-wmma", "triton-gemm", "triton-split-k",
+    *OF["mfma"], *OF["wmma"], "triton-gemm", "triton-split-k",
     "triton-persistent", BLOCK_FP8, "triton-inductor-mm", "triton-fused-moe",
 }  # fmt: skip
 PREFIX = {"mfma": "v_mfma_", "wmma_gfx11": "v_wmma_", "wmma_gfx12": "v_wmma_"}

@@ -52,13 +52,18 @@ EPILOGUE = "device/matrix_epilogue.h"
 #: functions of types.h, so it cannot be copied.)
 OWN = (
     "device/matrix_core.h", "device/mfma.h", "device/wmma.h", "device/staged_operand.h",
-    EPILOGUE, "device/register_staged_tile.h", "families/tile_mfma.h",
-    "families/tile_wmma.h",
+    "device/staged_pipeline.h", "device/sum_patch.h", EPILOGUE, "device/register_staged_tile.h",
+    "families/tile_mfma.h", "families/tile_wmma.h",
 )  # fmt: skip
 #: Those of the families for groups, without the epilogue, whose types a unit names as well.
 GROUPED = (
-    *(name for name in OWN[:-2] if name != EPILOGUE), "device/grouped.h", "device/grouped_staged_tile.h",
-    "families/grouped_mfma.h",
+    *(name for name in OWN[:-2] if name != EPILOGUE), "device/grouped.h", "device/grouped_tile.h",
+    "device/grouped_staged_tile.h", "families/grouped_mfma.h",
+)  # fmt: skip
+#: And of those for 4-bit weights.
+GROUPED_WEIGHTS = (
+    *OWN[:6], "device/grouped.h", "device/grouped_tile.h", "device/paired_weights.h",
+    "device/staged_weights.h", "device/grouped_weight_tile.h", "families/grouped_dequant_mfma.h",
 )  # fmt: skip
 
 
@@ -129,6 +134,7 @@ def copied(text: str, wrong: str, name: str, headers: Sequence[str] = OWN) -> st
         '#include "device/epilogue.h"',
         '#include "device/global_memory.h"',
         '#include "device/tile_order.h"',
+        '#include "device/dequantise.h"',
     ]
     if EPILOGUE not in headers:
         lines.append(f'#include "{EPILOGUE}"')

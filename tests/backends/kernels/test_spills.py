@@ -20,6 +20,7 @@ from backends.toolchains import clang
 from backends.toolchains.clang import Clang
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.kernels.matrix_cores import environment
+from tests.backends.weight_samples import mxfp4, weights
 
 pytestmark = pytest.mark.clang
 
@@ -34,6 +35,9 @@ PROBLEMS = (
         from_linear(8192, 1536, 2048, kind, groups=8, scale_a="block_1x128", scale_b="block_128x128")
         for kind in SCALED_TYPES
     ),
+    mxfp4(4, 5760, 2880, groups=32), mxfp4(8192, 5760, 2880, groups=32, dtype_a="fp16"),
+    weights(64, 1536, 2048, groups=128, zero_b="uint4"),
+    weights(8192, 1536, 2048, groups=8, zero_b="shift", scale_b="block_1x32", scale_dtype="fp32"),
 )  # fmt: skip
 
 

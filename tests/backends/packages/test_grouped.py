@@ -13,6 +13,7 @@ from backends.environment import Environment
 from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.grouped import GroupedArgs
+from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import GemmArgs
 from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
@@ -22,6 +23,7 @@ from backends.problem import from_linear
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import missing as triton_missing
 from tests.backends.kernels.emulator.host import H200
+from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.samples import SM_90
 from tests.backends.weight_samples import weights
 
@@ -79,11 +81,11 @@ def test_scales_are_operands_of_the_caller(name: str) -> None:
 QUANTISED = weights(64, 96, 512, zero_b="uint4", groups=8, routing="skewed")
 
 
-@pytest.mark.parametrize("name", ["grouped-ring", "grouped-dequant-wgmma"])
+@pytest.mark.parametrize("name", ["grouped-ring", "grouped-dequant-wgmma", "grouped-dequant-mfma"])
 def test_zero_points_are_operands_of_the_caller(name: str) -> None:
-    family = FAMILIES[name]
-    solution = next(iter(family.solutions(QUANTISED, H200)))
-    config = family.config(QUANTISED, solution.parameters, SM_90).on(132)
+    family, environment = FAMILIES[name], H200 if "cuda" in FAMILIES[name].vendors else MI300X
+    solution = next(iter(family.solutions(QUANTISED, environment)))
+    config = family.config(QUANTISED, solution.parameters, arch_of(environment)).on(132)
     struct = kernel_argument(config)
     fields = {one.name: one.value for one in struct.fields}
     assert {name: fields[name] for name in ("a", "b", "d", "ends", "scales", "zeros")} == {

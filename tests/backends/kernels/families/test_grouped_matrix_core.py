@@ -163,7 +163,7 @@ MISTAKES = (
     Mistake("at.group * args.stride_a", "0 * args.stride_a", "skewed"),
     Mistake("first * args.ldb", "at.column * args.ldb", "skewed"),
     Mistake("first * args.d_column", "at.start * args.d_column", "skewed"),
-    Mistake("own.n = at.columns", "own.n = BN", "skewed"),
+    Mistake("own.n = at.columns", "own.n = at.columns + 1", "skewed"),
     Mistake("            block_barrier();  // sums have been read", "            //", "skewed"),
     Mistake("(all.gemm.k) - 1) / BK + 1", "(all.gemm.k) - 1) / BK", "skewed"),
     Mistake("(tile.group * down + ", "(0 * down + ", "blocks"),
@@ -172,8 +172,8 @@ MISTAKES = (
     Mistake("column + n * I::kLines + I::column(lane_index())", "column + I::column(lane_index())", "blocks"),
     Mistake("            request();\n            GEMMTUNE_UNROLL", "            GEMMTUNE_UNROLL", "blocks"),
     Mistake("                    sum[m][n] = {};\n", "", "blocks"),
-    Mistake("static_cast<i64>(at.group) * args.m, own", "0, own", "rows"),
-    Mistake("all.scale_b + first, own", "all.scale_b, own", "rows"),
+    Mistake("static_cast<i64>(at.group) * own.m, own", "0, own", "rows"),
+    Mistake("all.scale_b + at.start + at.column, own", "all.scale_b, own", "rows"),
     Mistake(
         "const int start = group > 0 ? ends[group - 1] : 0, first", "const int start = 0, first", "skewed"
     ),

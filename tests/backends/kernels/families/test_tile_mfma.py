@@ -117,7 +117,8 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
              {**CHOSEN, "tile_m": 128, "warp_m": 128, "warp_n": 64, "tile_k": 32}),
 }  # fmt: skip
 _LOW = "const unsigned low[2] = {permute_bytes(b, a, kLow), permute_bytes(d, c, kLow)};"
-_BARRIER = "                shared_barrier();\n            }\n            if (tile < tiles)"
+_STORED = "        store(shared);\n        shared_barrier();\n    }\n    int at"
+_BARRIER = "            shared_barrier();\n        }\n        if (tile < tiles)"
 MISTAKES = (
     # Loads and their ends.
     Mistake("there = ALONG_K ? line < lines_ : depth < left;", "there = true;", "along"),
@@ -136,22 +137,19 @@ MISTAKES = (
     Mistake("p * kSize : p * step_", "0 * kSize : 0 * step_", "slices"),
     # Their way through shared memory.
     Mistake("(thread_index()) < kUnits;", "(thread_index()) < kUnits / 2;", "few"),
-    Mistake("(place ^ (swizzle(lines) ^ chunks) * 16)", "(place ^ chunks * 16)", "along"),
+    Mistake("(place ^ (swizzle(lines) ^ chunks % 8) * 16)", "(place ^ chunks % 8 * 16)", "along"),
     Mistake(_LOW, _LOW.replace("b, a", "a, b"), "across"),
     Mistake("permute_bytes(cd[i / 2], ab[i / 2]", "permute_bytes(ab[i / 2], cd[i / 2]", "mixed"),
     Mistake("ab[i / 2], i % 2 ? kHigh : kLow", "ab[i / 2], i % 2 ? kLow : kHigh", "mixed"),
     Mistake("place(line + lane % kLines,", "place(line + (lane ^ 1) % kLines,", "along"),
     Mistake("kGroups > 1 ? lane / kLines : 0", "kGroups > 1 ? lane % 32 / kLines : 0", "along"),
-    Mistake("const int from = place(line + lane % kLines, group * kRead);",
-            "const int from = place(line + lane % kLines, 0);", "two"),
+    Mistake("place(line + lane % kLines, group * kRead)", "place(line + lane % kLines, 0)", "two"),
     Mistake("step * kGroups * kRead + c", "(kSteps - 1) * kGroups * kRead + c", "two"),
     # Barriers, buffers, and who has what.
-    Mistake("            store(shared);\n            shared_barrier();\n        }\n        int at",
-            "            store(shared);\n        }\n        int at", "two"),
-    Mistake(_BARRIER, _BARRIER.replace("                shared_barrier();\n", ""), "along"),
-    Mistake("            }\n            shared_barrier();\n        }\n", "            }\n        }\n",
-            "along"),
-    Mistake("                at ^= kTile;\n", "", "two"),
+    Mistake(_STORED, _STORED.replace("        shared_barrier();\n", ""), "two"),
+    Mistake(_BARRIER, _BARRIER.replace("            shared_barrier();\n", ""), "along"),
+    Mistake("        }\n        shared_barrier();\n    }\n", "        }\n    }\n", "along"),
+    Mistake("            at ^= TILE;\n", "", "two"),
     Mistake("fragments[(step + 1) % 2]);", "fragments[step % 2]);", "two"),
     Mistake("from.b[n][part]);", "from.b[n][0]);", "two"),
     Mistake("row = wave % kWavesM * WM", "row = wave / kWavesM * WM", "along"),
