@@ -110,10 +110,10 @@ class Verdict:
 
     `speedup` is baseline time over winner time, with its interval. `fastest` is the candidate that wins with
     the smallest median (the baseline if none wins), and `tied` the number of candidates that tie with it,
-    itself included, among which the winner was chosen (decision 17). `tie_set` holds every candidate that was
-    not shown to be slower than the fastest by more than the margin. `reason` explains the judgement.
-    `targets` has the verdict of each export target with a candidate in the final. `baselines` lists every
-    default that was tried. `confirmation`: what a second process found of the winner; None where nothing won.
+    itself included, among which the winner was chosen (decision 17). `tie_set` holds these, and all that were
+    not shown to be slower than the fastest by more than TIE_SHARE of the margin. `reason` explains the
+    judgement. `targets` has the verdict of each target with a candidate in the final. `baselines` lists
+    every default that was tried. `confirmation`: what a second process found of the winner, if anything won.
     Verdicts of earlier versions have "" for `fastest`, no `baselines` and no `confirmation`.
     """
 
@@ -305,10 +305,10 @@ def decide(
     # Candidates with a faster median but no WIN of their own are ignored.
     winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
-        winner, fastest, tied = final.preferred(winners), final.fastest(winners), len(final.tied(winners))
-        judgement, reason = Judgement.WIN, _won(final, winner, tied)
+        winner, fastest, level = final.preferred(winners), final.fastest(winners), final.tied(winners)
+        judgement, reason = Judgement.WIN, _won(final, winner, len(level))
     else:
-        winner, fastest, tied = baseline, baseline, 1
+        winner, fastest, level = baseline, baseline, [baseline]
         judgement, reason = _no_winner(final)
     behind = {name: final.ratio(name, fastest) for name in (*final.finalists, *final.reserved)}
     most = 1 + TIE_SHARE * rule.margin
@@ -325,11 +325,11 @@ def decide(
         seconds=seconds,
         baseline_seconds=baseline_seconds,
         speedup=speedup,
-        tie_set=tuple(sorted({*ties, *not_slower})),
+        tie_set=tuple(sorted({*ties, *level, *not_slower})),
         rounds=rounds,
         reason=reason,
         fastest=fastest,
-        tied=tied,
+        tied=len(level),
     )
     return replace(verdict, targets=judge_targets(final, verdict, targets or {}))
 

@@ -402,6 +402,29 @@ def test_tie_set_of_a_tie_holds_the_baseline() -> None:
     assert verdict.tie_set == ("base", "level")
 
 
+@pytest.mark.parametrize(
+    ("behind", "winner", "tie_set"),
+    [
+        (
+            1.02,
+            "old",
+            ("fast", "old"),
+        ),  # shown slower by more than a tie: it keeps its place, and is in the set
+        (1.03, "old", ("fast", "old")),
+        (1.0301, "fast", ("fast",)),
+    ],
+)
+def test_tie_set_holds_an_incumbent_that_keeps_its_place(
+    behind: float, winner: str, tie_set: tuple[str, ...]
+) -> None:
+    times = {"base": steady(2.0), "fast": steady(1.0), "old": steady(behind), "new": steady(behind)}
+    order = {"old": (0,), "fast": (1,), "new": (2,)}
+    verdict = judge(times, preference=order, incumbent="old")
+    assert (verdict.winner, verdict.fastest, verdict.tied) == (winner, "fast", len(tie_set))
+    assert verdict.tie_set == tie_set
+    assert judge(times, preference=order).tie_set == ("fast",)
+
+
 # ---- as JSON -----------------------------------------------------------------------------------
 
 
@@ -480,18 +503,19 @@ def test_the_unit_of_time_changes_nothing_but_seconds(values: list[list[int]], e
     values=st.lists(st.lists(st.integers(900, 1100), min_size=4, max_size=4), min_size=8, max_size=30),
     preference=st.permutations(["a", "b", "c"]),
     names=st.permutations(["base", "a", "b", "c"]),
+    incumbent=st.sampled_from([None, "base", "a"]),
 )
 def test_what_holds_of_every_verdict(
-    values: list[list[int]], preference: list[str], names: list[str]
+    values: list[list[int]], preference: list[str], names: list[str], incumbent: str | None
 ) -> None:
     columns = zip(*values, strict=True)
     times = {
         name: [float(v) for v in column]
         for name, column in zip(("base", "a", "b", "c"), columns, strict=True)
     }
-    order: dict[str, tuple[Any, ...]] = {name: (place,) for place, name in enumerate(preference)}
-    verdict = judge(times, preference=order)
-    assert verdict == judge({name: times[name] for name in names}, preference=order)
+    order = {name: (name != incumbent, place) for place, name in enumerate(preference)}
+    verdict = judge(times, preference=order, incumbent=incumbent)
+    assert verdict == judge({name: times[name] for name in names}, preference=order, incumbent=incumbent)
     assert verdict.winner in verdict.tie_set
     confidence = 1 - (1 - RULE.confidence) / 3
     won = paired(times[verdict.winner], times["base"], confidence)
@@ -500,11 +524,14 @@ def test_what_holds_of_every_verdict(
     assert verdict.tied <= len(verdict.tie_set)
     if verdict.judgement is Judgement.WIN:
         assert won.high < 1
-        assert won.mid <= 1 - RULE.margin
+        least = 0.5 if verdict.winner == incumbent else 1.5 if incumbent == "base" else 1.0
+        assert won.mid <= 1 - least * RULE.margin
     for name, column in times.items():
         ratio = paired(column, times[verdict.fastest], confidence)
-        slower = name != verdict.fastest and ratio.low > 1 + RULE.margin
-        assert (name in verdict.tie_set) == (not slower)
+        slower = name != verdict.fastest and ratio.low > 1 + 0.25 * RULE.margin
+        kept = name == verdict.winner == incumbent  # a place is kept beyond a tie
+        assert (name in verdict.tie_set) == (kept or not slower)
+        assert not kept or ratio.mid <= 1 + 1.5 * RULE.margin
 
 
 def test_false_wins_are_rarer_than_the_confidence_allows() -> None:

@@ -112,9 +112,15 @@ def test_a_finalist_that_is_shown_slower_is_reserved_with_its_rounds_and_sampled
 
 
 @pytest.mark.parametrize(
-    ("behind", "known", "kept"), [(1.025, True, True), (1.025, False, False), (1.04, True, False)]
+    ("behind", "known", "kept"),
+    [
+        (1.015, False, True),  # beyond a tie: others leave only by the margin
+        (1.025, False, False),
+        (1.025, True, True),
+        (1.035, True, False),
+    ],
 )
-def test_the_incumbent_leaves_the_final_only_if_it_lost_its_place(
+def test_finalists_leave_if_slower_by_the_margin_and_the_incumbent_by_one_and_a_half(
     behind: float, known: bool, kept: bool
 ) -> None:
     race = Bench({"base": 1.0, "a": 0.5, "old": 0.5 * behind}, noise=0.0).race({})

@@ -265,8 +265,10 @@ def test_rounds_go_on_where_the_medians_show_the_gain(
     assert confirmation(WINNER.id, found, made).agrees is agrees
 
 
-def test_rounds_that_show_no_gain_do_not_overrun() -> None:
-    found = rounds(Sampler({BASE.id: 0.1, WINNER.id: 0.1}), most_seconds=1.7, grace_seconds=5.0)
+@pytest.mark.parametrize("seconds", [0.15, 10.0])
+def test_rounds_that_show_no_gain_do_not_overrun(seconds: float) -> None:
+    sampler = Sampler({BASE.id: 0.1, WINNER.id: 0.1})
+    found = rounds(sampler, seconds=seconds, most_seconds=1.7, grace_seconds=5.0)
     assert {len(times) for times in found.times.values()} == {8}
 
 

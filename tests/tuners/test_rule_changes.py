@@ -101,15 +101,16 @@ def check_limits_of_a_tie(module: Module) -> None:
     else."""
     order = {"small": (0,), "fast": (1,)}
     wide = [0.9] * 7 + [1.1] * 13
-    for base, fast, small, winner in (
-        (2.0, 1.0, steady(1.004), "small"),
-        (2.0, 1.0, steady(1.006), "fast"),
-        (2.0, 1.0, wide, "fast"),
-        (1.0, 0.9775, steady(0.981), "fast"),
+    for base, fast, small, winner, in_set in (
+        (2.0, 1.0, steady(1.004), "small", True),
+        (2.0, 1.0, steady(1.006), "fast", False),
+        (2.0, 1.0, wide, "fast", True),
+        (1.0, 0.9775, steady(0.981), "fast", True),
     ):
         times = {"base": steady(base), "fast": steady(fast), "small": small}
         found = judged(module, times, preference=order, targets={"t": {"fast", "small"}})
         assert (found.winner, found.fastest, found.tied) == (winner, "fast", 1 + (winner == "small"))
+        assert ("small" in found.tie_set) is in_set
         assert (found.targets["t"].solution, found.targets["t"].tied) == (winner, found.tied)
     bumpy = [0.5 * value for value in NOISE]
     found = judged(module, {"base": steady(1.0), "fast": bumpy, "small": steady(0.7)}, preference=order)
@@ -118,8 +119,8 @@ def check_limits_of_a_tie(module: Module) -> None:
 
 def check_incumbent(module: Module) -> None:
     """The winner of the verdict before keeps its WIN with half of the margin, shown; nothing else does."""
-    for ratio, noise, kept in ((0.985, 1, True), (0.9901, 1, False), (0.9899, 1, True), (1.0, 1, False)):
-        times = {"base": steady(1.0), "a": [ratio * noise] * ROUNDS, "b": steady(1.2)}
+    for ratio, kept in ((0.985, True), (0.9901, False), (0.9899, True), (1.0, False)):
+        times = {"base": steady(1.0), "a": steady(ratio), "b": steady(1.2)}
         for incumbent, wins in (("a", kept), ("b", False), (None, False)):
             found = judged(module, times, incumbent=incumbent, targets={"t": {"a"}})
             assert (found.judgement == "WIN", found.targets["t"].judgement == "WIN") == (wins, wins)
@@ -140,6 +141,7 @@ def check_incumbent(module: Module) -> None:
             times = {"base": steady(1.0), "a": rounds, "b": [0.5] * ROUNDS}
             found = judged(module, times, preference={"a": (0,), "b": (1,)}, incumbent=incumbent)
             assert found.winner == winner, (behind, incumbent, noise)
+            assert winner in found.tie_set, "also where its place alone keeps it"
 
 
 CHECKS = (
@@ -237,6 +239,15 @@ CHANGES = [
     (true_decide, "ties beyond the margin", "if name == incumbent else TIE_SHARE)\n", "* 4)\n"),
     (true_decide, "ties within the whole margin", "TIE_SHARE = 0.25", "TIE_SHARE = 1.0"),
     (true_decide, "only equals tie", "TIE_SHARE = 0.25", "TIE_SHARE = 0.0"),
+    (
+        true_decide,
+        "a place kept by the margin alone",
+        "CHALLENGE_SHARE = 0.5, 1.5",
+        "CHALLENGE_SHARE = 0.5, 1.0",
+    ),
+    (true_decide, "a place kept by two margins", "CHALLENGE_SHARE = 0.5, 1.5", "CHALLENGE_SHARE = 0.5, 2.0"),
+    (true_decide, "a tie set of the whole margin", "most = 1 + TIE_SHARE * rule", "most = 1 + 1.0 * rule"),
+    (true_decide, "a tie set without the incumbent", "{*ties, *level, *not_slower}", "{*ties, *not_slower}"),
     (true_decide, "ties within noise only", "r.low <= most[n] and", "r.low <= 1.0 and"),
     (true_decide, "a tie of any median", " and r.mid <= most[n])", ")"),
     (
