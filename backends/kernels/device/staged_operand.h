@@ -67,7 +67,8 @@ struct StagedOperand {
     // place(line + lines, chunk + chunks) from place(line, chunk), where the constants that are added share no
     // bits with what they are added to. Few of the XOR's operands differ, so addresses need few registers.
     static GEMMTUNE_DEVICE constexpr int moved(int place, int lines, int chunks) {
-        return (place ^ (swizzle(lines) ^ chunks % 8) * 16) + lines * kLineBytes + chunks / 8 * 128;
+        const int low = kChunks > 8 ? chunks % 8 : chunks, beyond = kChunks > 8 ? chunks / 8 * 128 : 0;
+        return (place ^ (swizzle(lines) ^ low) * 16) + lines * kLineBytes + beyond;
     }
 
 private:

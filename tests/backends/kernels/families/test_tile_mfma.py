@@ -137,7 +137,7 @@ MISTAKES = (
     Mistake("p * kSize : p * step_", "0 * kSize : 0 * step_", "slices"),
     # Their way through shared memory.
     Mistake("(thread_index()) < kUnits;", "(thread_index()) < kUnits / 2;", "few"),
-    Mistake("(place ^ (swizzle(lines) ^ chunks % 8) * 16)", "(place ^ chunks % 8 * 16)", "along"),
+    Mistake("(place ^ (swizzle(lines) ^ low) * 16)", "(place ^ low * 16)", "along"),
     Mistake(_LOW, _LOW.replace("b, a", "a, b"), "across"),
     Mistake("permute_bytes(cd[i / 2], ab[i / 2]", "permute_bytes(ab[i / 2], cd[i / 2]", "mixed"),
     Mistake("ab[i / 2], i % 2 ? kHigh : kLow", "ab[i / 2], i % 2 ? kLow : kHigh", "mixed"),
