@@ -57,7 +57,9 @@ SHAPES: dict[str, GemmProblem] = {
     ),
     "signed": weights(5, 64, 320, "int4", scale_b="block_1x32", groups=4, routing=[0, 0, 0, 5]),
     "mxfp4, one row": mxfp4(1, 40, 288, groups=3),
-    "mxfp4, unaligned": mxfp4(31, 52, 416, groups=4, ldb=420, lda=417, ldd=61, stride_b=420 * 52 + 6),
+    "mxfp4, unaligned": mxfp4(
+        31, 52, 416, groups=4, ldb=420, lda=417, ldd=61, stride_b=420 * 52 + 6, alignment=4
+    ),
     "words, padded": weights(
         31, 56, 768, zero_b="uint4", groups=4, ldb=800, lda=776, stride_b=800 * 56 + 96, dtype_d="fp32"
     ),
