@@ -27,7 +27,7 @@ SHOWN_SHARE = 0.5
 class RetimingPlan:
     """`baseline`: the default's solution id. Rounds end as soon as every candidate's WIN is shown again, or
     after `seconds`. The rounds that a decision needs, and HOPEFUL times as many where the medians show the
-    WIN, may take longer, but no more than `most_seconds` and `grace_seconds`."""
+    WIN, may take longer, but no more than `most_seconds` and `grace_seconds` together."""
 
     baseline: str
     rule: DecisionRule

@@ -114,10 +114,11 @@ def test_a_finalist_that_is_shown_slower_is_reserved_with_its_rounds_and_sampled
 @pytest.mark.parametrize(
     ("behind", "known", "kept"),
     [
-        (1.015, False, True),  # beyond a tie: others leave only by the margin
-        (1.025, False, False),
-        (1.025, True, True),
-        (1.035, True, False),
+        (1.006, False, True),  # beyond a tie: others leave only by the margin
+        (1.0199, False, True),
+        (1.0201, False, False),
+        (1.0299, True, True),
+        (1.0301, True, False),
     ],
 )
 def test_finalists_leave_if_slower_by_the_margin_and_the_incumbent_by_one_and_a_half(
@@ -233,6 +234,9 @@ STEADY = [1.0] * 12
         (spread(2.0, 0.0), spread(1.5, 0.02), False),
         (spread(2.0, 0.0), spread(1.001, 0.003), True),  # a tie is certain, though the ratio is not
         (spread(2.0, 0.0), spread(1.005, 0.004), False),  # at its edge
+        (spread(2.0, 0.0), [0.99] * 5 + [1.001] * 7, False),  # it may be ahead by more than a tie
+        (spread(2.0, 0.0), spread(1.012, 0.005), False),  # certain to lie within the margin is no tie
+        (spread(2.0, 0.0), spread(1.012, 0.0019), True),  # no tie, and known
         (spread(1.001, 0.003), spread(1.001, 0.003), True),  # the default ties too
     ],
 )

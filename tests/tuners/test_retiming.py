@@ -210,6 +210,8 @@ def rounds(sampler: Sampler, **plan: float) -> Retimed:
         (1e-3, 1e-3, {"seconds": 10.0, "most_seconds": 10.0}, 60),  # or the rounds
         (0.1, 0.05, {}, 6),  # the seventh would take longer than most_seconds
         (0.1, 0.05, {"most_seconds": 1.3}, 8),  # the rounds of a decision may exceed `seconds`
+        (0.1, 0.05, {"grace_seconds": 0.25}, 8),  # ... and `most_seconds`, by the grace
+        (0.1, 0.05, {"grace_seconds": 0.1}, 7),  # ... and no longer
     ],
 )
 def test_rounds_end_when_shown_or_when_the_time_is_up(
@@ -266,9 +268,11 @@ def test_rounds_go_on_where_the_medians_show_the_gain(
 
 
 @pytest.mark.parametrize("seconds", [0.15, 10.0])
-def test_rounds_that_show_no_gain_do_not_overrun(seconds: float) -> None:
-    sampler = Sampler({BASE.id: 0.1, WINNER.id: 0.1})
-    found = rounds(sampler, seconds=seconds, most_seconds=1.7, grace_seconds=5.0)
+@pytest.mark.parametrize("winner", [0.1, 0.0995, 0.2])
+def test_rounds_that_show_no_gain_do_not_overrun(winner: float, seconds: float) -> None:
+    """Neither without a gain nor with one below half of the margin."""
+    sampler, most = Sampler({BASE.id: 0.1, WINNER.id: winner}), 8 * (0.1 + winner) + 0.05
+    found = rounds(sampler, seconds=seconds, most_seconds=most, grace_seconds=5.0)
     assert {len(times) for times in found.times.values()} == {8}
 
 

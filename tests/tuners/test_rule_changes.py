@@ -102,8 +102,8 @@ def check_limits_of_a_tie(module: Module) -> None:
     order = {"small": (0,), "fast": (1,)}
     wide = [0.9] * 7 + [1.1] * 13
     for base, fast, small, winner, in_set in (
-        (2.0, 1.0, steady(1.004), "small", True),
-        (2.0, 1.0, steady(1.006), "fast", False),
+        (2.0, 1.0, steady(1.0049), "small", True),
+        (2.0, 1.0, steady(1.0051), "fast", False),
         (2.0, 1.0, wide, "fast", True),
         (1.0, 0.9775, steady(0.981), "fast", True),
     ):
@@ -132,9 +132,9 @@ def check_incumbent(module: Module) -> None:
     for ratio, incumbent, wins in ((0.975, "base", False), (0.965, "base", True), (0.975, None, True)):
         times = {"base": steady(1.0), "a": steady(ratio)}
         assert (judged(module, times, incumbent=incumbent).judgement == "WIN") == wins
-    # ... and the incumbent its own, although another is a little faster than the margin.
+    # ... and the incumbent its own up to one and a half margins; others only by a tie.
     for behind, incumbent, winner in (
-        (1.025, "a", "a"), (1.006, None, "b"), (1.035, "a", "b"), (1.004, None, "a"),
+        (1.0299, "a", "a"), (1.0301, "a", "b"), (1.0049, None, "a"), (1.0051, None, "b"), (1.0051, "b", "b"),
     ):  # fmt: skip
         for noise in (0.0, 0.01):  # however exactly it is known
             rounds = [0.5 * behind * (1 + noise * (-1) ** at) for at in range(ROUNDS)]
@@ -238,7 +238,14 @@ CHANGES = [
     ),
     (true_decide, "ties beyond the margin", "if name == incumbent else TIE_SHARE)\n", "* 4)\n"),
     (true_decide, "ties within the whole margin", "TIE_SHARE = 0.25", "TIE_SHARE = 1.0"),
+    (true_decide, "ties within half of the margin", "TIE_SHARE = 0.25", "TIE_SHARE = 0.5"),
     (true_decide, "only equals tie", "TIE_SHARE = 0.25", "TIE_SHARE = 0.0"),
+    (
+        true_decide,
+        "an incumbent that loses its place to any lead that is shown",
+        "(r.low <= most[n] and r.mid",
+        "(r.low <= 1 + TIE_SHARE * self.rule.margin and r.mid",
+    ),
     (
         true_decide,
         "a place kept by the margin alone",
