@@ -228,8 +228,9 @@ def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProble
         for at, first in enumerate(found):
             for second in found[at + 1 :]:
                 pairs += 1
-                same += first["winner"] == second["winner"]
-                tie += second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]
+                equal = first["winner"] == second["winner"]
+                same += equal
+                tie += equal or second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]
     return {"pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": tie / max(pairs, 1)}
 
 

@@ -78,8 +78,7 @@ class TargetVerdict:
     to. LOSS: every candidate of the target in the final was shown to be slower than the baseline.
 
     `solution` is the candidate's id. `seconds`, `baseline_seconds` and `speedup` are of the `rounds` in which
-    the candidate was sampled. `proven`: it was verified on as many seeds as a session's winner. `tied` as in
-    Verdict.
+    the candidate was sampled. `proven`: verified on as many seeds as a session's winner. `tied`: see Verdict.
     """
 
     judgement: Judgement
@@ -249,13 +248,12 @@ class Final:
         return min(names, key=lambda name: (self.against_base[name].mid, name))
 
     def tied(self, winners: Sequence[str]) -> list[str]:
-        """Of candidates that win, the fastest and those that tie with it: not shown to be slower than it by
-        more than may_be_behind(), and no more than that behind it in the median, which limits what a choice
-        costs where intervals are wide."""
+        """Of candidates that win, the fastest and those that tie with it: no more than may_be_behind() behind
+        it in the median, which limits what a choice costs where intervals are wide."""
         best = self.fastest(winners)
         behind = {name: self.ratio(name, best) for name in winners}
         most = {name: 1 + may_be_behind(name, self.rule, self.incumbent) for name in winners}
-        return [n for n, r in behind.items() if n == best or (r.low <= most[n] and r.mid <= most[n])]
+        return [n for n, r in behind.items() if n == best or r.mid <= most[n]]
 
     def preferred(self, winners: Sequence[str]) -> str:
         """Of several candidates that win, the preferred one among those that tie with the fastest. Whatever
@@ -278,8 +276,7 @@ class Final:
 
 
 def may_be_behind(name: str, rule: DecisionRule, incumbent: str | None) -> float:
-    """The share of its time by which a candidate may be slower than the fastest and be chosen: TIE_SHARE of
-    the margin, for the incumbent CHALLENGE_SHARE of it."""
+    """The share of the fastest's time by which a candidate may be slower than it and be chosen."""
     return rule.margin * (CHALLENGE_SHARE if name == incumbent else TIE_SHARE)
 
 

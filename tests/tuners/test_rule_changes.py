@@ -243,8 +243,8 @@ CHANGES = [
     (
         true_decide,
         "an incumbent that loses its place to any lead that is shown",
-        "(r.low <= most[n] and r.mid",
-        "(r.low <= 1 + TIE_SHARE * self.rule.margin and r.mid",
+        "or r.mid <= most[n]]",
+        "or (r.low <= 1 + TIE_SHARE * self.rule.margin and r.mid <= most[n])]",
     ),
     (
         true_decide,
@@ -255,8 +255,8 @@ CHANGES = [
     (true_decide, "a place kept by two margins", "CHALLENGE_SHARE = 0.5, 1.5", "CHALLENGE_SHARE = 0.5, 2.0"),
     (true_decide, "a tie set of the whole margin", "most = 1 + TIE_SHARE * rule", "most = 1 + 1.0 * rule"),
     (true_decide, "a tie set without the incumbent", "{*ties, *level, *not_slower}", "{*ties, *not_slower}"),
-    (true_decide, "ties within noise only", "r.low <= most[n] and", "r.low <= 1.0 and"),
-    (true_decide, "a tie of any median", " and r.mid <= most[n])", ")"),
+    (true_decide, "ties within noise only", "or r.mid <= most[n]]", "or r.low <= 1.0]"),
+    (true_decide, "a tie of any median", "or r.mid <= most[n]]", "or r.low <= most[n]]"),
     (
         true_decide,
         "a tie without a WIN of its own",
@@ -309,8 +309,8 @@ CHANGES = [
     (
         true_decide,
         "an incumbent that is never replaced",
-        "(r.low <= most[n] and r.mid",
-        "(n == self.incumbent or r.mid",
+        "or r.mid <= most[n]]",
+        "or n == self.incumbent or r.mid <= most[n]]",
     ),
     (
         true_decide,
