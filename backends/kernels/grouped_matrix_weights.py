@@ -86,23 +86,32 @@ class WeightTile(MatrixTile):
 
     def weight_clocks(self, here: int, memory_bytes: float) -> float:
         """Clocks of a step along k of `here` blocks of one unit, of which each reads `memory_bytes` from
-        memory at the unit's share of bandwidth: multiplications, conversions, shared memory, L2 (half the
-        bytes a clock of the L1 cache), memory, or a load's latency, whichever is longest."""
-        p, rates, lanes = self.problem, self.arch.rates, self.arch.rates.multiply_adds / 2
-        across, copies = self.bn // self.wn, 2 if self.cores.instruction == "wmma_gfx11" else 1
+        memory at the unit's share of bandwidth: what its wavefronts compute, L2 (half the bytes a clock of
+        the L1 cache), memory, or a load's latency, whichever is longest."""
+        rates, copied = self.arch.rates, here * sum(self.sides)
+        hidden = overlapped(
+            self._computing(here), copied / (rates.cache_bytes / 2), here * memory_bytes / rates.memory_bytes,
+            ARRIVAL,
+        )  # fmt: skip
+        return hidden + BARRIER * (3 - self.stages)
+
+    def _computing(self, here: int) -> float:
+        """Clocks of multiplications, of conversions and of shared memory. They overlap as far as a SIMD has
+        several wavefronts: one alone does them one after another."""
+        p, cores = self.problem, self.cores
+        across, copies = self.bn // self.wn, 2 if cores.instruction == "wmma_gfx11" else 1
         weights, inputs = self.sides
         convert = _FLOATS if p.mx else _HALVES if p.dtype_b == "fp16" else _BFLOATS
         scaled, groups = self.bm * self.bn * (2 if self.ones else 1), self.bk // group(p)
         issued = self.bm * across * copies * (self.bk / 8 * convert + groups * _SCALE * 2) + scaled * groups
         rows = self.bm + (self.bm // self.wm * self.shape[0] if self.ones else 0)
-        read = weights * across + inputs * (self.bm // self.wm)
-        hidden = overlapped(
-            here * rows * self.bn * self.bk / self.cores.multiply_adds[kind_of(p.input_type)],
-            here * issued / lanes, here * (weights + inputs + read) / (2 * rates.cache_bytes),
-            here * (weights + inputs) / (rates.cache_bytes / 2), here * memory_bytes / rates.memory_bytes,
-            ARRIVAL,
+        moved = weights * (across + 1) + inputs * (self.bm // self.wm + 1)
+        each = (
+            rows * self.bn * self.bk / cores.multiply_adds[kind_of(p.input_type)],
+            issued / (self.arch.rates.multiply_adds / 2), moved / (2 * self.arch.rates.cache_bytes),
         )  # fmt: skip
-        return hidden + BARRIER * (3 - self.stages)
+        waves = max(1.0, here * self.threads / (self.arch.warp * self.arch.simds))
+        return here * (max(each) + (sum(each) - max(each)) / waves)
 
 
 class GroupedMatrixWeights(GroupedMatrixCoreFamily):
