@@ -236,7 +236,7 @@ def test_changes_pass_with_a_key(proxied: Proxied) -> None:
     assert cancelled.json()["status"] == "cancelled"
     audited = f"request_id={made.headers['x-request-id']}"
     (line,) = (line for line in proxied.log.read_text().splitlines() if "change=" in line and audited in line)
-    assert f"client={CLIENT} " in line, "the proxy does not tell the client's address"
+    assert f"from={CLIENT} " in line, "the proxy does not tell the client's address"
     assert upload(proxied, UPLOAD).status_code == 200
     assert upload(proxied, iter([UPLOAD])).status_code == 200
 
