@@ -1,4 +1,4 @@
-"""What a cuBLASLt algorithm can be set to, and the configurations that follow. Pure: no library, no device.
+"""What a cuBLASLt algorithm can be set to, and the configurations that follow. No library, no device.
 
 A configuration is the nine attributes of a cublasLtMatmulAlgo_t. An algorithm's capabilities list tiles and
 stages, whether it splits k, the reduction schemes, and so on; which combinations it takes only the library's
@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from backends.cache import storage_error
 from backends.family_space import Axis, ParameterGrid
 
 
@@ -125,8 +126,12 @@ def _with_inner_shape(algorithm: Algorithm, inner: int, check: Check) -> Iterato
 
 
 def keep_triples(found: Mapping[int, Sequence[MatmulAlgoConfig]], path: Path) -> None:
-    """Writes the legal triples of each algorithm; kept_triples() is the inverse."""
-    path.write_text(json.dumps({number: [list(one) for one in ones] for number, ones in found.items()}))
+    """Writes the legal triples of each algorithm; kept_triples() is the inverse. Raises StorageError."""
+    text = json.dumps({number: [list(one) for one in ones] for number, ones in found.items()})
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 def kept_triples(path: Path) -> dict[int, list[MatmulAlgoConfig]] | None:

@@ -104,9 +104,10 @@ def _exchanged(process: subprocess.Popen[bytes], question: bytes, seconds: float
     except BrokenPipeError:  # it died; what it said tells why
         return b""
     end, answer = time.monotonic() + seconds, b""
+    waiting = select.poll()  # select() takes no file beyond the 1,024th of a process
+    waiting.register(process.stdout, select.POLLIN)
     while not answer.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
-        if not ready:
+        if not waiting.poll(1000 * max(0.0, end - time.monotonic())):
             return None
         part = os.read(process.stdout.fileno(), 1 << 16)
         if not part:

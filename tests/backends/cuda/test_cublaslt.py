@@ -21,9 +21,9 @@ from backends.cuda.cublaslt import (
     tile_shapes,
     unsupported,
 )
-from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
+from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig, keep_triples
 from backends.cuda.cublaslt_heuristic import CublasLtHeuristic, first_heuristic
-from backends.errors import IllegalSolution
+from backends.errors import IllegalSolution, StorageError
 from backends.gpu.library import MOST_SHARES
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
@@ -225,6 +225,11 @@ def test_legal_triples_are_kept_for_other_processes(lt: FakeLt, tmp_path: Path, 
     assert again == found
     assert (fewer < checks / 2) == (damage is None), (checks, fewer)
     assert listed() == (found, min(fewer, listed()[1])), "what was damaged is kept anew"
+
+
+def test_a_disk_that_takes_no_triples_is_told() -> None:
+    with pytest.raises(StorageError, match="/dev/full"):
+        keep_triples({66: [MatmulAlgoConfig(66, 15, number) for number in range(1000)]}, Path("/dev/full"))
 
 
 @pytest.mark.parametrize("other", [{"units": 16}, {"libraries": {**ENVIRONMENT.libraries, "cublaslt": "9"}}])
