@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import suppress
 
-#: By how much niceness rises: work of this niceness gets a fortieth of a processor that one other program uses too.
+#: By how much niceness rises: work of this niceness gets a fortieth of a processor that another program uses.
 #: Eight workers at 10 kept a server on two processors at half of its lookups.
 NICENESS = 17
 _MOST = 19
