@@ -150,8 +150,6 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "batched": ("cuda-own-batched", families),
     "sanitizer": ("cuda-sanitizer", sanitizer),
     "sanitizer-hopper": ("cuda-sanitizer-hopper", sanitizer),
-    "sanitizer-grouped": ("cuda-sanitizer-grouped", sanitizer),
-    "sanitizer-tma": ("cuda-sanitizer-tma", sanitizer),
     "amd": ("kernels-check-amd", amd),
 }
 
