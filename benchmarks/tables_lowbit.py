@@ -13,7 +13,7 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 
 #: Result -> what it measured.
 RESULTS: Mapping[str, str] = {
-    "lowbit": "Few rows",
+    "lowbit": "Every kind, Llama-3 8B on one device",
     "lowbit-many-columns": "16-bit activations, more rows",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",
     "lowbit-bytes": "8-bit activations",

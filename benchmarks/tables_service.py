@@ -52,7 +52,7 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
         ))  # fmt: skip
         rows.append((
             "two rounds name the same winner; the same or a stated tie",
-            f"{agreement['same']:.0%}; {agreement['same_or_tie']:.0%} of {agreement['pairs']} pairs",
+            f"{agreement['same']:.1%}; {agreement['same_or_tie']:.1%} of {agreement['pairs']} pairs",
         ))  # fmt: skip
     if (regret := made.get("regret")) is not None:
         rows.append(("regret of quick: mean; p95", f"{regret['mean']:.2%}; {regret['p95']:.1%}"))
