@@ -6,12 +6,14 @@ the class's newest verdict counts as present.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from backends import registry
 from backends.environment import Environment
@@ -20,7 +22,8 @@ from db import environments
 
 #: Changes that a reason lists, at most.
 _MOST_CHANGES = 3
-#: How long a service takes its environments for present before it looks again.
+#: How long a service takes its environments for present before it looks again; it answers from what it knows
+#: for as long again while it looks.
 _SECONDS = 1.0
 
 
@@ -71,18 +74,39 @@ def _versions(vendor: str) -> Mapping[str, int]:
 
 
 class FreshnessCache:
-    """The freshness of the classes that a service is asked for, each read again after a second."""
+    """The freshness of the classes that a service is asked for, for one event loop. A class is read again
+    after a second, once for all requests that wait for it: a read for each would hold up every answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._known: dict[str, tuple[float, Freshness]] = {}
+        self._reading: dict[str, asyncio.Task[Freshness]] = {}
 
-    def known(self, device_class_id: str) -> Freshness | None:
-        """What was read less than a second ago; None if it must be read."""
-        until, found = self._known.get(device_class_id, (0.0, None))
-        return found if time.monotonic() < until else None
+    async def get(
+        self, device_class_id: str, read: Callable[[Callable[..., Freshness], str], Freshness]
+    ) -> Freshness:
+        """What was read less than two seconds ago, else what is read now. `read` runs a query on a connection
+        of its own, in a thread. Raises what it raises."""
+        at, found = self._known.get(device_class_id, (float("-inf"), None))
+        age = self._clock() - at
+        if found is not None and age < _SECONDS:
+            return found
+        reading = self._reading.get(device_class_id)
+        if reading is None:
+            reading = asyncio.create_task(run_in_threadpool(read, self.read, device_class_id))
+            self._reading[device_class_id] = reading
+            reading.add_done_callback(partial(self._done, device_class_id))
+        if found is not None and age < 2 * _SECONDS:
+            return found
+        return await asyncio.shield(reading)  # a client that goes does not end it for the others
 
     def read(self, connection: Connection, device_class_id: str) -> Freshness:
         """Reads it, and keeps it for a second."""
         found = Freshness.of(connection, device_class_id)
-        self._known[device_class_id] = time.monotonic() + _SECONDS, found
+        self._known[device_class_id] = self._clock(), found
         return found
+
+    def _done(self, device_class_id: str, reading: asyncio.Task[Freshness]) -> None:
+        del self._reading[device_class_id]
+        if not reading.cancelled():
+            reading.exception()  # whoever waits gets it; otherwise the next request meets it again

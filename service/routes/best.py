@@ -42,9 +42,7 @@ async def get_best(request: Request) -> Response:
     device = service.selected(selector)
     policy_id = question.policy_ids[device.vendor]
     document = await service.lookup.document(question.problem_id, str(device), policy_id)
-    freshness = service.freshness.known(str(device))
-    if freshness is None:
-        freshness = await run_in_threadpool(service.read, service.freshness.read, str(device))
+    freshness = await service.freshness.get(str(device), service.read)
     if document is not None and not question.filters:
         body = best.exact(document, freshness)
     else:
