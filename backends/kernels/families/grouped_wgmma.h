@@ -44,6 +44,8 @@ struct GroupedWgmma {
     static constexpr int kScales = STAGES * kStage, kStageScales = kBlocks ? BN + 4 : 0;
     // Arrivals that fill a stage: of the thread that requests its boxes, and of the lanes that copy scales.
     static constexpr int kFills = kBlocks ? 1 + kWarp : 1;
+    // Arrivals that free a stage: see release().
+    static constexpr int kReleases = kWorkers * (kBlocks ? kWarp + CLUSTER - 1 : CLUSTER);
     static constexpr int kPatches = kScales + STAGES * kStageScales * 4, kBarriers = kPatches + kWorkers * kPatch;
     static constexpr int kTable = kBarriers + 2 * STAGES * 8;
     static constexpr int kSharedBytes = (kTable + Tiles::kBytes + 1023) / 1024 * 1024;
@@ -62,7 +64,7 @@ struct GroupedWgmma {
         if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], kFills), start_barrier(&empty[stage], kWorkers * CLUSTER);
+                start_barrier(&full[stage], kFills), start_barrier(&empty[stage], kReleases);
             started_barriers();
         }
         const int steps = (all.product.gemm.k - 1) / kDeep + 1;
@@ -82,9 +84,13 @@ private:
     static GEMMTUNE_DEVICE unsigned apart(const GemmArgs& args) {
         return static_cast<unsigned>(args.blocks) / CLUSTER;
     }
-    // Permits this and the other producers to overwrite a stage.
+    // Permits this and the other producers to overwrite a stage. Each lane reads a step's scales, which this block's
+    // producer alone overwrites, so that each lane arrives here; of the products' operands a warp is done as a whole.
     static GEMMTUNE_DEVICE void release(Barrier* empty) {
-        if (CLUSTER == 1) {
+        if constexpr (kBlocks) {
+            arrive(empty);
+            if (CLUSTER > 1 && lane_index() < CLUSTER && lane_index() != rank()) arrive_at(empty, lane_index());
+        } else if (CLUSTER == 1) {
             if (lane_index() == 0) arrive(empty);
         } else if (lane_index() < CLUSTER) {
             arrive_at(empty, lane_index());
@@ -230,15 +236,11 @@ private:
             if constexpr (kBlocks && BN <= kEarly) {
                 const StepScales early(scales);  // read while the products are computed
                 wait_products<0>(), settle(part);
-                warp_barrier();  // all lanes have read the scales
                 release(&empty[ring.stage]);
                 early.add(sum, part);
             } else {
                 wait_products<0>(), settle(part);
-                if constexpr (kBlocks) {
-                    StepScales(scales).add(sum, part);
-                    warp_barrier();
-                }
+                if constexpr (kBlocks) StepScales(scales).add(sum, part);
                 release(&empty[ring.stage]);
                 if constexpr (!kBlocks) {
                     GEMMTUNE_UNROLL

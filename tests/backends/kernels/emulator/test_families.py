@@ -79,9 +79,8 @@ def test_every_family_computes_right(name: str, warp: int, tmp_path: Path) -> No
         for name, one in FAMILIES.items()
         for vendor, warp in (("cuda", 32), ("hip", 64))
         # Wavefronts of WMMA have 32 lanes: families/test_tile_wmma.py runs it as gfx1100 and gfx1201 do.
-        # No problem here has quantised weights or 8-bit operands: families/test_dequant_ring.py,
-        # test_dequant_gemv.py and test_bytes_ring.py do.
-        if vendor in one.vendors and name not in ("tile-wmma", "dequant-ring", "dequant-gemv", "bytes-ring")
+        # No problem here is grouped or has quantised weights or 8-bit operands: tests in families/ do.
+        if vendor in one.vendors and name != "tile-wmma" and any(map(one.supports, PROBLEMS.values()))
     ],
 )
 def test_a_family_computes_every_problem_right(family: str, warp: int, tmp_path: Path) -> None:
