@@ -26,16 +26,18 @@ What a product costs depends on the counts, so a problem states how rows are dis
               (r + 1/2) / groups: log-normal popularity. The most popular of 128 groups has 12 times the mean
     counts    given: so many rows for each group
 
-Draws are the same on every machine: row i of the product draws with splitmix64 of i. With these draws the
-rows of one token are of different groups in Mixtral (2 of 8), Qwen3 (8 of 128) and DeepSeek-V3 (8 of 256). A
-named routing identifies a problem without its counts, so that one tuned row serves every call with as many
-rows.
+Draws are the same on every machine: row i of the product draws with splitmix64 of i, and of draw d with that
+of 2^32 STARTS[d] + i. With these draws the rows of one token are of different groups in Mixtral (2 of 8),
+Qwen3 (8 of 128), DeepSeek-V3 (8 of 256) and gpt-oss (4 of 32). A named routing identifies a problem without
+its counts, so that one tuned row serves every call with as many rows. Of few rows a group a call's time
+depends on the draw: the tiles of one draw may fill the device's last wave, and those of another not. So
+timed launches take turns among draws, and their time is a mean (draws_of).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,8 @@ from backends.quantisation import GROUPS
 NO_ROUTING, NAMED = "none", ("uniform", "skewed")
 #: torch's _grouped_mm takes fewer than 1024.
 MOST_GROUPS = 1023
+#: Where the draws of a named routing start. Up to so many rows a group, launches take turns among them.
+STARTS, FEW_ROWS = (0, 69, 95, 111), 16
 #: The standard deviation of the logarithm of skewed popularities.
 SKEW = 1.2
 #: Types of operands without scales, and the type of those that have scales; with it the format of gfx942.
@@ -179,19 +183,26 @@ def _check_routing(p: ProblemFields) -> None:
         )
 
 
-def counts_of(p: ProblemFields) -> Counts:
-    """Rows of each group, int64 [groups], of which the product has p.n in all; read-only."""
-    return _counts(p.n, p.groups, p.routing)
+def draws_of(p: ProblemFields) -> int:
+    """How many draws of its routing a problem stands for: 1 where the counts are given, or where groups have
+    so many rows that draws hardly differ."""
+    return len(STARTS) if p.routing in NAMED and p.n <= FEW_ROWS * p.groups else 1
 
 
-@lru_cache(maxsize=64)
-def _counts(rows: int, groups: int, routing: str) -> Counts:
+def counts_of(p: ProblemFields, draw: int = 0) -> Counts:
+    """Rows of each group, int64 [groups], of which the product has p.n in all, of one of its draws;
+    read-only. Results are verified with the first."""
+    return _counts(p.n, p.groups, p.routing, draw)
+
+
+@lru_cache(maxsize=256)
+def _counts(rows: int, groups: int, routing: str, draw: int) -> Counts:
     given = given_counts(routing)
     if given is not None:
         found = np.array(given, np.int64)
     else:
         edges = np.cumsum(popularities(groups, routing))
-        drawn = np.searchsorted(edges / edges[-1], _uniform(rows), side="right")
+        drawn = np.searchsorted(edges / edges[-1], _uniform(STARTS[draw] << 32, rows), side="right")
         found = np.bincount(np.minimum(drawn, groups - 1), minlength=groups).astype(np.int64)
     found.flags.writeable = False
     return found
@@ -209,9 +220,9 @@ def popularities(groups: int, routing: str) -> npt.NDArray[np.float64]:
     return found
 
 
-def ends_of(p: ProblemFields) -> npt.NDArray[np.int32]:
+def ends_of(p: ProblemFields, draw: int = 0) -> npt.NDArray[np.int32]:
     """Ends of the groups' rows, int32 [groups]: the operand `offsets`."""
-    return np.cumsum(counts_of(p)).astype(np.int32)
+    return np.cumsum(counts_of(p, draw)).astype(np.int32)
 
 
 def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
@@ -231,9 +242,9 @@ def scaled_blocks(p: ProblemFields) -> bool:
     return p.groups > 0 and (p.scale_a, p.scale_b) == SCALES[0]
 
 
-def active_groups(p: ProblemFields) -> int:
-    """Groups that have rows."""
-    return int(np.count_nonzero(counts_of(p)))
+def active_groups(p: ProblemFields) -> float:
+    """Groups that have rows: the mean of the problem's draws."""
+    return fmean(int(np.count_nonzero(counts_of(p, draw))) for draw in range(draws_of(p)))
 
 
 def ungrouped(p: ProblemFields) -> str | None:
@@ -252,6 +263,7 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return found
 
 
-def _uniform(count: int) -> npt.NDArray[Any]:
-    """`count` draws from [0, 1)."""
-    return (_mixed(np.arange(count, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def _uniform(start: int, count: int) -> npt.NDArray[Any]:
+    """`count` draws from [0, 1), of the numbers from `start` on."""
+    numbers = np.arange(start, start + count, dtype=np.uint64)
+    return (_mixed(numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53

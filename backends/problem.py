@@ -95,9 +95,9 @@ class GemmProblem(ProblemFields):
     @property
     def bytes_read(self) -> int:
         """Bytes of A, B, bias, scales of blocks and (when beta != 0) C, each read once; a broadcast operand
-        counts once, and of a grouped product only the weights of groups that have rows. Other scales are too
-        few to count."""
-        copies = active_groups(self) if self.groups else self.batch if self.stride_a else 1
+        counts once, and of a grouped product only the weights of groups that have rows (a mean of its draws,
+        grouping.py). Other scales are too few to count."""
+        copies: float = active_groups(self) if self.groups else self.batch if self.stride_a else 1
         total = DTYPES[self.dtype_a].size(self.m * self.k) * copies + 4 * self.groups
         total += DTYPES[self.dtype_b].size(self.k * self.n) * (self.batch if self.stride_b else 1)
         if self.beta != "zero":
@@ -113,7 +113,7 @@ class GemmProblem(ProblemFields):
         if self.zero_a in STORED_ZEROS:
             kind = "uint4" if self.zero_a == "uint4" else self.scale_dtype or "fp32"
             total += DTYPES[kind].size(self.m * groups_of(self)) * of_a
-        return total
+        return round(total)
 
     @property
     def bytes_written(self) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, lcm
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.errors import DeviceMemoryExceeded
+from backends.grouping import draws_of, ends_of
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
@@ -65,7 +66,9 @@ class Rotation:
 
 
 class OperandSets:
-    """The operand sets among which timed launches rotate, filled with random values."""
+    """The operand sets among which timed launches rotate, filled with random values. Of a grouped product
+    that stands for several draws of its routing, sets differ in their draw too: there are as many as bring
+    each draw together with each copy of the matrices, which `rotation` counts."""
 
     def __init__(self, device: Device, problem: GemmProblem, policy: MeasurementPolicy, seed: int) -> None:
         allowed = policy.memory_share * device.free_bytes
@@ -92,11 +95,21 @@ class OperandSets:
             count = max(1, min(count, int((allowed - needed) // end)))
         cold = count * touched >= COLD_CACHES * device.cache_bytes
         self.rotation = Rotation(count, count * touched, cold)
-        self._buffer = device.allocate(count * end)
+        self.draws = draws_of(problem) if problem.groups else 1
+        apart = ceil(4 * problem.groups / _ALIGN) * _ALIGN  # of two draws' ends
+        self._buffer = device.allocate(count * end + (self.draws - 1) * apart)
         self._turn = 0
         self.sets: list[Operands] = []
         try:
-            self._fill(device, problem, policy, seed, places, end)
+            copies = self._fill(device, problem, policy, seed, places, end)
+            for draw in range(1, self.draws):
+                self._buffer.upload(ends_of(problem, draw).view(np.uint8), count * end + (draw - 1) * apart)
+            for index in range(lcm(count, self.draws)):
+                address, draw = copies[index % count], index % self.draws
+                if draw:
+                    later = self._buffer.address + count * end + (draw - 1) * apart
+                    address = {**address, "offsets": later}
+                self.sets.append(Operands.at(address, problem.scalars))
         except BaseException:
             self._buffer.free()
             raise
@@ -109,8 +122,9 @@ class OperandSets:
         seed: int,
         places: dict[str, int],
         end: int,
-    ) -> None:
-        shape = layouts(problem)
+    ) -> list[dict[str, int]]:
+        """The addresses of each copy's operands."""
+        shape, copies = layouts(problem), []
         fill = _HostFill(self._buffer, policy, seed) if device.reference is None else None
         for index in range(self.rotation.sets):
             address = {name: self._buffer.address + index * end + place for name, place in places.items()}
@@ -124,7 +138,8 @@ class OperandSets:
                     kind = operand_distribution(name, policy.distribution, problem)
                     own_seed = (seed << 16) + index * len(shape) + turn
                     device.reference.draw(layout, address[name], own_seed, kind)
-            self.sets.append(Operands.at(address, problem.scalars))
+            copies.append(address)
+        return copies
 
     def free(self) -> None:
         """Frees the memory."""
@@ -223,7 +238,8 @@ class Timer:
             longest = traits.screening_round_seconds
             if self.operands.rotation.cold:  # half of three times the cache size still exceeds the cache
                 sets = ceil(sets / 2)
-        if sets * self.seconds <= longest or count >= sets:
+        if sets * self.seconds <= longest or count >= sets or self.operands.draws > 1:
+            # Of draws in any case: candidates are compared by the same ones.
             count = ceil(count / sets) * sets
         lead = 1 if self.mode != "graph" else ceil(traits.lead_seconds / max(self.seconds, 1e-9))
         return count, sets, max(1, min(MAX_LEAD, lead))

@@ -7,9 +7,10 @@ import ctypes
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
+from statistics import fmean
 
 from backends.environment import Environment
-from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, scaled_blocks
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, draws_of, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
 from backends.kernels.matrix_core_tile import matrix_types
@@ -165,14 +166,14 @@ def most_tiles(product: OrientedGemm, rows: int, columns: int) -> int:
 
 
 def tiles(product: OrientedGemm, rows: int, columns: int) -> int:
-    """The tiles of the problem's own counts."""
-    return ceil(product.m / rows) * _across(product.problem, columns)
+    """The tiles of the problem's own counts, a mean of its draws."""
+    return ceil(ceil(product.m / rows) * _across(product.problem, columns))
 
 
 @lru_cache(maxsize=256)
-def _across(p: GemmProblem, columns: int) -> int:
+def _across(p: GemmProblem, columns: int) -> float:
     """Tiles of so many columns across all groups. A search asks thousands of times."""
-    return int((-(-counts_of(p) // columns)).sum())
+    return fmean(int((-(-counts_of(p, draw) // columns)).sum()) for draw in range(draws_of(p)))
 
 
 def units_of(environment: Environment) -> int:

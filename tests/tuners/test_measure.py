@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import lcm
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.errors import CompilerMissing, DeviceMemoryExceeded
+from backends.grouping import ends_of
 from backends.operands import layouts
-from backends.problem import GemmProblem, from_blas, from_mm
+from backends.problem import GemmProblem, from_blas, from_linear, from_mm
 from backends.protocol import Launch, Sample
 from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
 from tuners.measure import COLD_CACHES, MAX_LEAD, MAX_SETS, OperandSets, Timer, working_bytes
@@ -147,6 +149,57 @@ def test_sets_that_stay_in_the_cache_are_not_halved() -> None:
     assert not timer.operands.rotation.cold
     timer.sample(screening=True)
     assert set(kept(device)[0].launches) == set(range(MAX_SETS))
+
+
+class Uploads(ClockedDevice):
+    """Keeps what is uploaded: address -> bytes."""
+
+    def allocate(self, size: int) -> Any:
+        base, self.memory = 2**30, dict[int, bytes]()
+
+        def upload(values: Any, offset: int = 0) -> None:
+            assert offset + values.nbytes <= size
+            self.memory[base + offset] = values.tobytes()
+
+        return SimpleNamespace(address=base, size=size, upload=upload, free=lambda: None)
+
+
+def grouped(rows: int, routing: str | list[int] = "uniform") -> GemmProblem:
+    """Rows of eight groups."""
+    return from_linear(rows, 64, 128, "bf16", groups=8, routing=routing)
+
+
+@pytest.mark.parametrize(("cache", "copies"), [(2**12, None), (2**16, 3), (2**30, MAX_SETS)])
+def test_sets_of_a_grouped_product_take_turns_among_its_draws(cache: int, copies: int | None) -> None:
+    device = Uploads(13e-6, Reference(), cache_bytes=cache)
+    problem = grouped(16)
+    sets = timer_of(device, problem).operands
+    assert copies is None or sets.rotation.sets == copies
+    seen = [(one.a, device.memory[one.offsets]) for one in sets.sets]
+    ends = [ends_of(problem, draw).tobytes() for draw in range(4)]
+    assert [of_draw for _, of_draw in seen] == ends * (len(seen) // 4)
+    copied = sorted({address for address, _ in seen})
+    assert len(copied) == sets.rotation.sets
+    assert len(seen) == len(set(seen)) == lcm(len(copied), 4)
+    assert all(a != b for (a, _), (b, _) in pairwise([*seen, seen[0]])), "weights stay cold"
+
+
+@pytest.mark.parametrize("problem", [grouped(129), grouped(16, [2] * 8), PROBLEM])
+def test_other_products_have_one_draw(problem: GemmProblem) -> None:
+    sets = timer_of(Uploads(13e-6, Reference()), problem).operands
+    assert len(sets.sets) == sets.rotation.sets
+
+
+@pytest.mark.parametrize("screening", [False, True])
+def test_every_sample_has_the_same_draws(screening: bool) -> None:
+    """However long the launches are: candidates are compared by the same counts."""
+    device = Uploads(5e-3, Reference(), cache_bytes=2**16)
+    timer = timer_of(device, grouped(16))
+    for _ in range(3):
+        timer.sample(screening=screening)
+    (series,) = kept(device)
+    sets = len(timer.operands.sets)
+    assert (series.samples, series.launches) == (3, list(range(sets // 2 if screening else sets)))
 
 
 def test_launches_too_long_for_a_round_go_on_where_the_last_sample_ended() -> None:

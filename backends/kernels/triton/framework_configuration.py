@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean
 from typing import ClassVar
 
 from backends.archs import GpuArch
-from backends.grouping import counts_of
+from backends.grouping import counts_of, draws_of
 from backends.kernels.triton.configuration import (
     INSTRUCTION,
     MAIN,
@@ -162,6 +164,9 @@ class ExpectedMoeConfig(FusedMoeConfig):
 
     @property
     def tiles(self) -> int:
-        """Tiles of the problem's own counts."""
-        across = sum(-(-int(count) // self.block_m) for count in counts_of(self.product.problem))
-        return across * -(-self.product.n // self.block_n)
+        """Tiles of the problem's own counts, a mean of its draws."""
+        p = self.product.problem
+        across = fmean(
+            sum(-(-int(count) // self.block_m) for count in counts_of(p, draw)) for draw in range(draws_of(p))
+        )
+        return ceil(across * -(-self.product.n // self.block_n))
