@@ -220,6 +220,11 @@ def popularities(groups: int, routing: str) -> npt.NDArray[np.float64]:
     return found
 
 
+def routing_of_draw(p: ProblemFields, draw: int) -> str:
+    """The routing that gives the counts of one of the problem's draws."""
+    return ",".join(map(str, counts_of(p, draw).tolist()))
+
+
 def ends_of(p: ProblemFields, draw: int = 0) -> npt.NDArray[np.int32]:
     """Ends of the groups' rows, int32 [groups]: the operand `offsets`."""
     return np.cumsum(counts_of(p, draw)).astype(np.int32)

@@ -116,6 +116,7 @@ def operand_bytes(problem: GemmProblem) -> int:
 @dataclass(frozen=True)
 class Operands:
     """Device addresses of one set of operands (0 for an operand that the problem lacks), and the scalars.
+    `draw`: that of the routing which `offsets` holds, for calls that need the counts on the host.
 
     D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias); quantised weights have zero
     points besides.
@@ -133,12 +134,13 @@ class Operands:
     scale_d: int = 0
     zero_a: int = 0
     offsets: int = 0
+    draw: int = 0
 
     @classmethod
-    def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:
+    def at(cls, address: Mapping[str, int], scalars: tuple[float, float], draw: int = 0) -> Operands:
         """Builds the set from addresses by operand name and (alpha, beta)."""
         found = {name: address.get(name, 0) for name in NAMES}
-        return cls(**found, alpha=scalars[0], beta=scalars[1])
+        return cls(**found, alpha=scalars[0], beta=scalars[1], draw=draw)
 
 
 def as_product(

@@ -5,8 +5,8 @@
 
 Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3, Mixtral and gpt-oss-20b on one device, all experts on it
 (tensor and expert parallelism 1): gate and up together, [2 * intermediate, hidden] of every expert, and down,
-[hidden, intermediate]. A token is a row of each of its top experts. Routings are those of backends/grouping.py. Rows
-are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
+[hidden, intermediate]. A token is a row of each of its top experts. Routings are those of backends/grouping.py, and times
+means over a routing's draws. Rows are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
 Qwen3-30B-A3B alone. Kinds (default: bf16): bf16; fp8 (e4m3) with scales of 128 x 128 weights and of 128 elements of a
 row, or of the weights' rows and the rows, to bf16; w4a16 (uint4 in groups of 128, of 32 where 128 does not divide k, with
 4-bit zero points and scales of bf16) and mxfp4, beside rows of bf16. `over_bf16` of a row of another kind is `best_us` of
@@ -36,7 +36,7 @@ from statistics import median
 from typing import Any
 
 from backends.errors import DeviceError, GemmtuneError
-from backends.grouping import NAMED, active_groups, counts_of
+from backends.grouping import NAMED, active_groups, counts_of, draws_of
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
@@ -93,10 +93,11 @@ class Case:
 
     def words(self) -> dict[str, Any]:
         """The case as a row has it."""
-        p, counts = self.problem, counts_of(self.problem)
+        p = self.problem
+        most = max(int(counts_of(p, draw).max()) for draw in range(draws_of(p)))
         return {
             **vars(self), "m": p.n, "n": p.m, "k": p.k, "groups": p.groups, "active": active_groups(p),
-            "most_rows": int(counts.max()), "problem": p.id,
+            "most_rows": most, "problem": p.id,
         }  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from backends.environment import Environment
 from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
-from backends.grouping import ends_of, scaled_blocks, spans_of
+from backends.grouping import draws_of, ends_of, routing_of_draw, scaled_blocks, spans_of
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 from backends.registry import FoundDevice
@@ -21,13 +23,15 @@ Call = Callable[[Any, GemmProblem, Mapping[str, Any]], Callable[[], Any]]
 
 
 def torch_times(found: FoundDevice, p: GemmProblem) -> dict[str, Any]:
-    """Microseconds of torch's calls. A call that torch refuses is its message."""
+    """Microseconds of torch's calls, of a named routing the mean over its draws. A call that torch refuses is
+    its message."""
     import torch  # noqa: PLC0415  (optional)
 
     device, own = torch.device("cuda", found.index), dict[str, Any]()
+    draws = [replace(p, routing=routing_of_draw(p, draw)) for draw in range(draws_of(p))]
     for name, call in calls(p, found.environment).items():
         try:
-            own[name] = _graph_us(torch, device, p, call)
+            own[name] = fmean(_graph_us(torch, device, one, call) for one in draws)
         except Exception as error:  # whatever torch raises: the other rows go on
             own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
         torch.cuda.empty_cache()

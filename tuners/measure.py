@@ -109,7 +109,7 @@ class OperandSets:
                 if draw:
                     later = self._buffer.address + count * end + (draw - 1) * apart
                     address = {**address, "offsets": later}
-                self.sets.append(Operands.at(address, problem.scalars))
+                self.sets.append(Operands.at(address, problem.scalars, draw))
         except BaseException:
             self._buffer.free()
             raise

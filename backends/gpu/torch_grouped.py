@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from backends.gpu.torch_scaled_grouped import (
     scaled_rule,
     scaled_steps,
 )
-from backends.grouping import SCALED_TYPE, SCALED_TYPES, TYPES, quantised_groups, scaled_blocks, spans_of
+from backends.grouping import (
+    SCALED_TYPE,
+    SCALED_TYPES,
+    TYPES,
+    quantised_groups,
+    routing_of_draw,
+    scaled_blocks,
+    spans_of,
+)
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -127,8 +136,11 @@ class TorchGroupedKernel:
         self._runtime.prepare(self._problem)
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
-        """See Kernel. _grouped_mm takes no output: its result is copied to D, and the copy is timed."""
+        """See Kernel. _grouped_mm takes no output: its result is copied to D, and the copy is timed. Loops
+        are over the groups of the operands' draw."""
         p, runtime = self._problem, self._runtime
+        if operands.draw:
+            p = replace(p, routing=routing_of_draw(p, operands.draw))
         shapes = layouts(p)
         with runtime.guard:
             self.prepare()
@@ -148,7 +160,7 @@ class TorchGroupedKernel:
                 columns = runtime.tensor(of_b, operands.scale_b, 1)
                 tensors["scale_a"] = rows if scaled_blocks(p) else rows.reshape(p.groups, -1)
                 tensors["scale_b"] = columns if scaled_blocks(p) else columns.reshape(-1)
-            steps = self._steps(runtime.torch, tensors)
+            steps = self._steps(runtime.torch, p, tensors)
         guard = runtime.guard
 
         def launch() -> None:
@@ -158,8 +170,7 @@ class TorchGroupedKernel:
 
         return launch
 
-    def _steps(self, torch: Any, tensors: Mapping[str, Any]) -> list[Callable[[], Any]]:
-        p = self._problem
+    def _steps(self, torch: Any, p: GemmProblem, tensors: Mapping[str, Any]) -> list[Callable[[], Any]]:
         if self._call in SCALED_CALLS:
             return scaled_steps(torch, p, self._call, tensors)
         if self._call == DEQUANTISED_CALL:

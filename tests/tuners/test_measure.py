@@ -175,6 +175,7 @@ def test_sets_of_a_grouped_product_take_turns_among_its_draws(cache: int, copies
     problem = grouped(16)
     sets = timer_of(device, problem).operands
     assert copies is None or sets.rotation.sets == copies
+    assert [one.draw for one in sets.sets] == [0, 1, 2, 3] * (len(sets.sets) // 4)
     seen = [(one.a, device.memory[one.offsets]) for one in sets.sets]
     ends = [ends_of(problem, draw).tobytes() for draw in range(4)]
     assert [of_draw for _, of_draw in seen] == ends * (len(seen) // 4)

@@ -3,7 +3,9 @@ CPUs."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 
 from backends.environment import Environment
 from backends.gpu.torch_grouped import TorchGrouped, TorchGroupedKernel
-from backends.grouping import ends_of, spans_of
+from backends.grouping import ends_of, routing_of_draw, spans_of
+from backends.operands import Layout, Operands
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 
@@ -56,7 +59,30 @@ def test_what_they_run_is_right(call: str) -> None:
     x, w = torch.randn(9, 40).bfloat16(), torch.randn(4, 24, 40).bfloat16()
     d, ends = torch.full((9, 24), float("nan")).bfloat16(), torch.from_numpy(np.array(ends_of(PROBLEM)))
     kernel = TorchGroupedKernel(PROBLEM, call, None)  # type: ignore[arg-type]  # the device is not asked
-    for step in kernel._steps(torch, {"b": x, "a": w, "d": d, "offsets": ends}):
+    for step in kernel._steps(torch, PROBLEM, {"b": x, "a": w, "d": d, "offsets": ends}):
         step()
     for group, start, end in spans_of(PROBLEM):
+        assert torch.allclose(d[start:end], x[start:end] @ w[group].t(), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("draw", [0, 1, 3])
+def test_a_loop_is_over_the_groups_of_the_operands_draw(draw: int) -> None:
+    torch = pytest.importorskip("torch")
+    problem = from_linear(9, 24, 40, "bf16", groups=4)
+    x, w, d = torch.randn(9, 40).bfloat16(), torch.randn(4, 24, 40).bfloat16(), torch.zeros(9, 24).bfloat16()
+    ends = torch.from_numpy(ends_of(problem, draw))
+    at = {1: w, 2: x, 3: d, 4: ends}
+
+    def tensor(layout: Layout, address: int, copies: int) -> Any:
+        return at[address]
+
+    runtime: Any = SimpleNamespace(
+        torch=torch, guard=nullcontext(), tensor=tensor, prepare=lambda problem: None
+    )
+    operands = Operands.at({"a": 1, "b": 2, "d": 3, "offsets": 4}, (1.0, 0.0), draw)
+    TorchGroupedKernel(problem, "loop", runtime).bind(operands, 0)()
+    spans = spans_of(replace(problem, routing=routing_of_draw(problem, draw)))
+    assert [end for _, _, end in spans] == sorted(set(ends.tolist()) - {0})
+    for group, start, end in spans:
         assert torch.allclose(d[start:end], x[start:end] @ w[group].t(), rtol=0.02, atol=0.05)

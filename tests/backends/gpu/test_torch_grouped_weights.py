@@ -92,7 +92,7 @@ def test_what_they_run_is_right(name: str, call: str) -> None:
     given |= {name: tensor(inputs[name]) for name in ("a", "scale_a", "zero_a") if name in layouts(p)}
     given["d"] = torch.full((p.n, p.m), float("nan"), dtype=given["b"].dtype)
     kernel = TorchGroupedKernel(p, call, SimpleNamespace())  # type: ignore[arg-type]  # not asked
-    steps = kernel._steps(Stub(torch), given)
+    steps = kernel._steps(Stub(torch), p, given)
     for _ in range(2):  # a launch leaves nothing behind that the next one reads
         for step in steps:
             step()

@@ -16,7 +16,7 @@ from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.gpu.torch_grouped import TorchGrouped, TorchGroupedKernel
 from backends.gpu.torch_scaled_grouped import DEQUANTISED_CALL, SCALED_CALLS
-from backends.grouping import active_groups
+from backends.grouping import spans_of
 from backends.hip.backend import HipBackend
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
@@ -182,10 +182,10 @@ def test_what_they_run_is_right(call: str, distribution: str) -> None:
         }  # fmt: skip
         fake = GpuCalls(torch)
         kernel = TorchGroupedKernel(problem, call, None)  # type: ignore[arg-type]  # the device is not asked
-        for step in kernel._steps(fake, given):
+        for step in kernel._steps(fake, problem, given):
             step()
         expected = {
-            "scaled_loop": ["scaled_mm"] * active_groups(problem),
+            "scaled_loop": ["scaled_mm"] * len(spans_of(problem)),
             "scaled_grouped_mm": ["scaled_grouped_mm"],
         }
         assert fake.log == expected.get(call, [])
@@ -211,7 +211,7 @@ def test_what_rocm_runs_is_right(kind: str) -> None:
             "d": torch.full((problem.n, problem.m), float("nan"), dtype=torch.bfloat16),
         }  # fmt: skip
         kernel = TorchGroupedKernel(problem, DEQUANTISED_CALL, None)  # type: ignore[arg-type]
-        steps = kernel._steps(torch, given)
+        steps = kernel._steps(torch, problem, given)
         for step in (*steps, *steps):
             step()
         assert compare(reference, given["d"].float().numpy()[None]).wrong == "", problem.slug
