@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, not_, select
 
+from backends.errors import GemmtuneError
 from db import models
 from db.liveness import LIVE, alive, read_now
 from db.values import chunks, table
@@ -21,6 +22,10 @@ WORKER_STATES = (*LIVE, "silent", "stopped", "dead")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 
 Row = dict[str, Any]
+
+
+class NoSuchName(GemmtuneError):
+    """The database has no job, tuning or key of this name."""
 
 
 def seconds_between(since: str, until: str) -> float:

@@ -29,6 +29,7 @@ from db.lookup import Lookup
 from service import errors
 from service.freshness import FreshnessCache
 from service.settings import Settings
+from service.shared_reads import SharedReads
 from service.shares import Share
 from service.traceparent import TraceParent
 from tuners.tuning_settings import TuningSettings
@@ -77,6 +78,7 @@ class Service:
     #: Clients that follow a tuning's events.
     event_streams: int = 0
     freshness: FreshnessCache = field(default_factory=FreshnessCache)
+    _reads: SharedReads[Classes] = field(default_factory=SharedReads)
     _tunings: TuningService | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _classes: Classes = field(default_factory=Classes)
@@ -128,6 +130,10 @@ class Service:
     def knows(self, selector: str | None) -> bool:
         """Whether the selector was resolved before among the classes last looked up."""
         return selector in self._selected
+
+    async def reread_classes(self) -> None:
+        """Looks the classes up, once for all requests that wait for it."""
+        self.refresh_classes(await self._reads.result("classes", self.lookup.classes))
 
     def refresh_classes(self, known: Classes) -> None:
         """Stores the classes just read from the database; a change discards resolved selectors."""

@@ -25,10 +25,13 @@ from backends.errors import (
     UnknownDevice,
     UnsupportedProblem,
 )
+from db.classes import ClassInUse
 from db.engine import DatabaseBroken, DatabaseUnavailable, translate
+from db.fleet import NoSuchName
 from db.retries import JobNotRetried
 from db.schema import StaleSchema
 from service.formats.core.export import ExportRefused
+from service.keys import KeyRefused
 
 MEDIA_TYPE = "application/problem+json"
 #: Longest detail of one part, in characters: messages may quote the request.
@@ -283,6 +286,9 @@ _KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
     (UnknownDevice, _unknown_device),
     (AmbiguousDevice, _ambiguous),
     (JobNotRetried, _not_retried),
+    (NoSuchName, _plain(404, "not-found", "Not found")),
+    (ClassInUse, _plain(409, "class-in-use", "The device class has a worker")),
+    (KeyRefused, _plain(422, "key-refused", "The key cannot be made")),
     (UnsupportedProblem, _plain(422, "unsupported-problem", "The problem is not supported")),
     (IllegalSolution, _plain(422, "illegal-solution", "The solution is not legal there")),
     (NoBinary, _plain(409, "no-binary", "The solution has no binary")),

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -19,6 +19,7 @@ from backends import registry
 from backends.environment import Environment
 from backends.protocol import VersionedFamily
 from db import environments
+from service.shared_reads import SharedReads
 
 #: Changes that a reason lists, at most.
 _MOST_CHANGES = 3
@@ -74,13 +75,13 @@ def _versions(vendor: str) -> Mapping[str, int]:
 
 
 class FreshnessCache:
-    """The freshness of the classes that a service is asked for, for one event loop. A class is read again
-    after a second, once for all requests that wait for it: a read for each would hold up every answer."""
+    """The freshness of the classes that a service is asked for, for one event loop; read again after a
+    second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[str, tuple[float, Freshness]] = {}
-        self._reading: dict[str, asyncio.Task[Freshness]] = {}
+        self._reads = SharedReads[Freshness]()
 
     async def get(
         self, device_class_id: str, read: Callable[[Callable[..., Freshness], str], Freshness]
@@ -91,22 +92,15 @@ class FreshnessCache:
         age = self._clock() - at
         if found is not None and age < _SECONDS:
             return found
-        reading = self._reading.get(device_class_id)
-        if reading is None:
-            reading = asyncio.create_task(run_in_threadpool(read, self.read, device_class_id))
-            self._reading[device_class_id] = reading
-            reading.add_done_callback(partial(self._done, device_class_id))
+        reading = self._reads.begin(
+            device_class_id, lambda: run_in_threadpool(read, self.read, device_class_id)
+        )
         if found is not None and age < 2 * _SECONDS:
             return found
-        return await asyncio.shield(reading)  # a client that goes does not end it for the others
+        return await asyncio.shield(reading)
 
     def read(self, connection: Connection, device_class_id: str) -> Freshness:
         """Reads it, and keeps it for a second."""
         found = Freshness.of(connection, device_class_id)
         self._known[device_class_id] = self._clock(), found
         return found
-
-    def _done(self, device_class_id: str, reading: asyncio.Task[Freshness]) -> None:
-        del self._reading[device_class_id]
-        if not reading.cancelled():
-            reading.exception()  # whoever waits gets it; otherwise the next request meets it again

@@ -303,7 +303,7 @@ def decide(
     winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
         winner, fastest, level = final.preferred(winners), final.fastest(winners), final.tied(winners)
-        judgement, reason = Judgement.WIN, _won(final, winner, len(level))
+        judgement, reason = Judgement.WIN, _won(final, winner, level)
     else:
         winner, fastest, level = baseline, baseline, [baseline]
         judgement, reason = _no_winner(final)
@@ -349,8 +349,9 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
     winners, tied = [name for name in members if final.wins(name)], 1
     if winners:
         chosen = verdict.winner if verdict.winner in winners else final.preferred(winners)
-        tied = len({chosen, *final.tied(winners)})
-        judgement, reason = Judgement.WIN, _won(final, chosen, tied)
+        level = list(dict.fromkeys([chosen, *final.tied(winners)]))
+        tied = len(level)
+        judgement, reason = Judgement.WIN, _won(final, chosen, level)
     else:
         chosen = final.fastest([name for name in members if final.enough(name)] or members)
         judgement, reason = _not_won(final, chosen, all(final.loses(name) for name in members))
@@ -358,11 +359,16 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
     return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason, tied=tied)
 
 
-def _won(final: Final, winner: str, tied: int) -> str:
+def _won(final: Final, winner: str, level: Sequence[str]) -> str:
+    """`level`: the winner, and those that tie with it."""
     margin = f"the margin of {final.rule.margin:.0%}"
     if final.against_base[winner].mid > 1 - final.rule.margin:
         margin = f"{final.least_gain(winner):.1%}: it won before, by more than {margin}"
-    chosen = f"; chosen among {tied} candidates that tie" if tied > 1 else ""
+    chosen = f"; chosen among {len(level)} candidates that tie" if len(level) > 1 else ""
+    behind = final.ratio(winner, final.fastest(level)).mid - 1
+    if winner == final.incumbent and behind > TIE_SHARE * final.rule.margin:
+        most = may_be_behind(winner, final.rule, final.incumbent)
+        chosen = f"; it won before and stays, as none is faster than it by more than {most:.1%}"
     return f"faster in the paired test, by more than {margin}{chosen}"
 
 

@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 from sqlalchemy import Connection, Engine
 
-from backends.errors import GemmtuneError, InvalidProblem
+from backends.errors import InvalidProblem
 from backends.wire import problem_from_wire
 from db import fleet, queries
 from db.classes import classes
 from db.engine import reading, writing
+from db.fleet import NoSuchName
 from db.retries import JobNotRetried, retry_job
 from service import report
 from service.audit import REFUSED, audited
@@ -28,10 +29,6 @@ from service.startup import open_database
 #: Rows that are read from this machine's database at a time.
 _PAGE = 500
 _Query = Callable[..., list[dict[str, Any]]]
-
-
-class NoSuchName(GemmtuneError):
-    """The database has no job or tuning of this name."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import typer
 
 from db import keys as rows
 from db.engine import reading, writing
+from db.fleet import NoSuchName
 from service import keys
 from service.audit import REFUSED, audited, without_secrets
 from service.commands.common import Json, out, print_json, tell
@@ -96,7 +97,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
     engine.dispose()
     if not done:
         shown = without_secrets(key_id)[:60]
-        raise keys.KeyRefused(f"there is no key {shown!r} to revoke; list them: gemmtune keys list")
+        raise NoSuchName(f"there is no key {shown!r} to revoke; list them: gemmtune keys list")
     tell(f"key {key_id} is revoked")
 
 

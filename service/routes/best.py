@@ -37,7 +37,9 @@ async def get_best(request: Request) -> Response:
     service = service_of(request)
     question = read_question(request.scope["query_string"])
     selector = service.selector(question.selector)
-    if not (service.classes_are_fresh() and service.knows(selector)):
+    if not service.classes_are_fresh():
+        await service.reread_classes()
+    elif not service.knows(selector):  # it may have been registered just now
         service.refresh_classes(await service.lookup.classes())
     device = service.selected(selector)
     policy_id = question.policy_ids[device.vendor]

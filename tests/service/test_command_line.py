@@ -16,10 +16,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from db.classes import ClassInUse
 from db.engine import open_engine
+from db.fleet import NoSuchName
 from service.cli import ALIASES, COMMANDS, app
 from service.commands import common
-from service.failures import wants_json
+from service.failures import error_document, wants_json
+from service.keys import KeyRefused
 from service.settings import Settings
 from tests.service.http.filled import fill, problem
 from tests.service.http.serving import serving
@@ -307,3 +310,17 @@ def test_tables_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch, argume
     assert not set("┃│┏") & set(text), "one style"
     # Lines of tables begin with a blank; others are left for the terminal, or a script, to break.
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith(" "))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "name"),
+    [
+        (NoSuchName("there is no job 'j'"), 404, "not-found"),
+        (ClassInUse("cuda:sm_90:A:1 has a worker; stop it first"), 409, "class-in-use"),
+        (KeyRefused("scopes are read, not write"), 422, "key-refused"),
+    ],
+)
+def test_refusals_of_commands_are_no_failures_of_ours(error: Exception, status: int, name: str) -> None:
+    document = error_document(error)["error"]
+    assert (document["status"], document["type"]) == (status, f"urn:gemmtune:{name}")
+    assert document["detail"] == str(error)

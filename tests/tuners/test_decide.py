@@ -381,6 +381,8 @@ def test_only_the_incumbent_keeps_its_place_up_to_one_and_a_half_margins(
     verdict = judge(times, preference={"old": (0,), "new": (1,)}, incumbent=incumbent)
     assert verdict.judgement is Judgement.WIN
     assert (verdict.winner, verdict.fastest) == ("old" if chosen else "new", "new")
+    kept = "; it won before and stays, as none is faster than it by more than 3.0%"
+    assert verdict.reason.endswith(kept) == chosen
 
 
 def test_a_candidate_that_ties_with_the_fastest_is_not_chosen_without_a_win_of_its_own() -> None:
@@ -545,7 +547,9 @@ def test_what_holds_of_every_verdict(
     confidence = 1 - (1 - RULE.confidence) / 3
     won = paired(times[verdict.winner], times["base"], confidence)
     assert (verdict.winner == "base") == (verdict.judgement is not Judgement.WIN)
-    assert (verdict.tied > 1) == ("candidates that tie" in verdict.reason)
+    told = "candidates that tie" in verdict.reason, "it won before and stays" in verdict.reason
+    assert (verdict.tied > 1) == any(told)
+    assert not all(told)
     assert verdict.tied <= len(verdict.tie_set)
     if verdict.judgement is Judgement.WIN:
         assert won.high < 1

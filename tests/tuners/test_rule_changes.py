@@ -315,8 +315,8 @@ CHANGES = [
     (
         true_decide,
         "a target's fastest, not its tie-break",
-        "else final.preferred(winners)\n        tied",
-        "else final.fastest(winners)\n        tied",
+        "else final.preferred(winners)\n        level",
+        "else final.fastest(winners)\n        level",
     ),
 ]
 

@@ -18,11 +18,11 @@ from backends.errors import GemmtuneError, InvalidProblem
 from db import jobs as job_rows
 from db import models, workers
 from db.engine import writing
+from db.fleet import NoSuchName
 from db.retries import JobNotRetried
 from db.values import table
 from service import answers, keys, records
 from service.cli import app
-from service.commands.fleet import NoSuchName
 from service.remote import ServiceError
 from service.settings import Settings
 from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, register
