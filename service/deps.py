@@ -96,6 +96,8 @@ class Service:
     async def close(self) -> None:
         """Closes tunings and database."""
         self.closing = True
+        await self.freshness.close()
+        await self._reads.close()
         await self.lookup.close()
         with self._lock:
             if self._tunings is not None:

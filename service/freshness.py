@@ -99,6 +99,10 @@ class FreshnessCache:
             return found
         return await asyncio.shield(reading)
 
+    async def close(self) -> None:
+        """Waits for the reads that are under way, which hold connections."""
+        await self._reads.close()
+
     def read(self, connection: Connection, device_class_id: str) -> Freshness:
         """Reads it, and keeps it for a second."""
         found = Freshness.of(connection, device_class_id)

@@ -29,6 +29,10 @@ class SharedReads(Generic[T]):
         """What the read gives. Raises what it raises."""
         return await asyncio.shield(self.begin(key, read))
 
+    async def close(self) -> None:
+        """Waits for the reads that are under way."""
+        await asyncio.gather(*self._reading.values(), return_exceptions=True)
+
     def _end(self, key: str, done: asyncio.Task[T]) -> None:
         del self._reading[key]
         if not done.cancelled():

@@ -368,7 +368,7 @@ def _won(final: Final, winner: str, level: Sequence[str]) -> str:
     behind = final.ratio(winner, final.fastest(level)).mid - 1
     if winner == final.incumbent and behind > TIE_SHARE * final.rule.margin:
         most = may_be_behind(winner, final.rule, final.incumbent)
-        chosen = f"; it won before and stays, as none is faster than it by more than {most:.1%}"
+        chosen = f"; it won before and stays, as no other winner is faster by more than {most:.1%}"
     return f"faster in the paired test, by more than {margin}{chosen}"
 
 

@@ -87,15 +87,18 @@ class OperandSets:
             askew = max(problem.alignment, layout.dtype.bytes) if problem.alignment < 16 else 0
             places[name] += askew
             end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
+        self.draws = draws_of(problem) if problem.groups else 1
         count = 1
-        # Of a grouped product a launch reads the weights of some groups only, the same each time.
+        # Of a grouped product a launch reads the weights of some groups only.
         touched = min(end, problem.bytes_read + problem.bytes_written) if problem.groups else end
         if policy.cache == "cold":
-            count = min(MAX_SETS, ceil(COLD_CACHES * device.cache_bytes / touched) + 1)
+            count = ceil(COLD_CACHES * device.cache_bytes / touched) + 1
+            if count > self.draws:  # the fewer sets bring each draw together with each copy
+                count = ceil(count / self.draws) * self.draws
+            count = min(MAX_SETS, count)
             count = max(1, min(count, int((allowed - needed) // end)))
         cold = count * touched >= COLD_CACHES * device.cache_bytes
         self.rotation = Rotation(count, count * touched, cold)
-        self.draws = draws_of(problem) if problem.groups else 1
         apart = ceil(4 * problem.groups / _ALIGN) * _ALIGN  # of two draws' ends
         self._buffer = device.allocate(count * end + (self.draws - 1) * apart)
         self._turn = 0
@@ -237,7 +240,8 @@ class Timer:
         if screening and traits.screening_round_seconds is not None:
             longest = traits.screening_round_seconds
             if self.operands.rotation.cold:  # half of three times the cache size still exceeds the cache
-                sets = ceil(sets / 2)
+                draws = self.operands.draws
+                sets = ceil(sets / (2 * draws)) * draws
         if sets * self.seconds <= longest or count >= sets or self.operands.draws > 1:
             # Of draws in any case: candidates are compared by the same ones.
             count = ceil(count / sets) * sets

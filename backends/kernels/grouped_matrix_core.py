@@ -10,7 +10,7 @@ from math import ceil
 from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import counts_of, scaled_blocks
+from backends.grouping import counts_of, draws_of, scaled_blocks
 from backends.kernels.family import Values, number
 from backends.kernels.grouped import (
     SCALED_COMPUTES,
@@ -65,7 +65,7 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
 
     def _listed(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
         """Parameters of tiles that lie mostly within the weights, and within the columns of some group."""
-        widest = int(counts_of(problem).max())
+        widest = max(int(counts_of(problem, draw).max()) for draw in range(draws_of(problem)))
         names = [name for name in ("instruction", "stages", "blocks_per_unit") if name in self.choices]
         for (bm, bn, wm, wn), deep in combinations(self.listed, self.depths(problem)):
             if bm >= 2 * problem.m or bn >= 2 * max(widest, _NARROW):

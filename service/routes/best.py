@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -13,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from backends.errors import InvalidProblem
+from backends.environment import DeviceClass
+from backends.errors import AmbiguousDevice, InvalidProblem, UnknownDevice
 from backends.problem import GemmProblem
 from db import queries
 from service import answers, best, errors, schemas
@@ -37,11 +39,7 @@ async def get_best(request: Request) -> Response:
     service = service_of(request)
     question = read_question(request.scope["query_string"])
     selector = service.selector(question.selector)
-    if not service.classes_are_fresh():
-        await service.reread_classes()
-    elif not service.knows(selector):  # it may have been registered just now
-        service.refresh_classes(await service.lookup.classes())
-    device = service.selected(selector)
+    device = await _class_of(service, selector)
     policy_id = question.policy_ids[device.vendor]
     document = await service.lookup.document(question.problem_id, str(device), policy_id)
     freshness = await service.freshness.get(str(device), service.read)
@@ -51,6 +49,17 @@ async def get_best(request: Request) -> Response:
         asked = best.Asked(device, policy_id, question.filters, question.imported, freshness)
         body = await run_in_threadpool(_search, service, asked, question, document)
     return _tagged(request, body)
+
+
+async def _class_of(service: Service, selector: str | None) -> DeviceClass:
+    """The class of a selector. Raises UnknownDevice, AmbiguousDevice."""
+    if not service.classes_are_fresh():
+        await service.reread_classes()
+    if not service.knows(selector):
+        with suppress(UnknownDevice, AmbiguousDevice):
+            return service.selected(selector)
+        service.refresh_classes(await service.lookup.classes())  # it may have been registered just now
+    return service.selected(selector)
 
 
 def _search(service: Service, asked: best.Asked, question: Question, document: str | None) -> bytes:

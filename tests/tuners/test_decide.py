@@ -381,7 +381,7 @@ def test_only_the_incumbent_keeps_its_place_up_to_one_and_a_half_margins(
     verdict = judge(times, preference={"old": (0,), "new": (1,)}, incumbent=incumbent)
     assert verdict.judgement is Judgement.WIN
     assert (verdict.winner, verdict.fastest) == ("old" if chosen else "new", "new")
-    kept = "; it won before and stays, as none is faster than it by more than 3.0%"
+    kept = "; it won before and stays, as no other winner is faster by more than 3.0%"
     assert verdict.reason.endswith(kept) == chosen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -191,16 +192,23 @@ def test_other_products_have_one_draw(problem: GemmProblem) -> None:
     assert len(sets.sets) == sets.rotation.sets
 
 
-@pytest.mark.parametrize("screening", [False, True])
-def test_every_sample_has_the_same_draws(screening: bool) -> None:
-    """However long the launches are: candidates are compared by the same counts."""
-    device = Uploads(5e-3, Reference(), cache_bytes=2**16)
+@pytest.mark.parametrize(
+    ("cache", "copies", "screened"), [(2**12, 2, 4), (2**16, 3, 8), (90_000, 4, 4), (200_000, 8, 4)]
+)
+def test_every_sample_has_each_draw_as_often(cache: int, copies: int, screened: int) -> None:
+    """However long the launches are: candidates are compared by the same counts, also in a screening."""
+    device = Uploads(5e-3, Reference(), cache_bytes=cache)
     timer = timer_of(device, grouped(16))
-    for _ in range(3):
+    assert timer.operands.rotation.sets == copies
+    for screening in (True, False):
         timer.sample(screening=screening)
-    (series,) = kept(device)
-    sets = len(timer.operands.sets)
-    assert (series.samples, series.launches) == (3, list(range(sets // 2 if screening else sets)))
+    made = kept(device)
+    assert made[0].launches == list(range(screened))
+    assert made[-1].launches == list(range(len(timer.operands.sets)))
+    for series in made:
+        draws = Counter(timer.operands.sets[number].draw for number in series.launches)
+        assert len(draws) == 4
+        assert len(set(draws.values())) == 1
 
 
 def test_launches_too_long_for_a_round_go_on_where_the_last_sample_ended() -> None:
