@@ -206,7 +206,7 @@ class Run:
                 time.sleep(5 * _TICK)
         seconds = time.monotonic() - self._begin
         clients.close(20)
-        self._wait_until_handed_on()
+        self._wait_until_settled(size.workers)
         for program in self._programs.values():
             program.ask_to_end()
         codes = {name: program.end(_END_SECONDS) for name, program in self._programs.items()}
@@ -227,14 +227,15 @@ class Run:
             "timeline": [fault.to_dict() for fault in self._done], "wrong": found.wrong,
         }  # fmt: skip
 
-    def _wait_until_handed_on(self) -> None:
-        """A worker that was killed after its job's end holds the job's call until another one finds it dead.
-        What is held after that time is for the check."""
+    def _wait_until_settled(self, workers: int) -> None:
+        """A worker that was killed after its job's end holds the job's call until another one finds it dead;
+        and one that was stopped for long ends by itself when it goes on, and is started again. What is not
+        well after that time is for the check."""
         ends = time.monotonic() + _HANDED_ON_SECONDS
         while time.monotonic() < ends:
             self._tend()
             with suppress(DatabaseUnavailable), self._reading() as connection:
-                if "PENDING" not in calls(connection):
+                if "PENDING" not in calls(connection) and self._ready(workers):
                     return
             time.sleep(5 * _TICK)
 
@@ -243,13 +244,19 @@ class Run:
             return self._programs[fault.target].limit is not None
         return fault.kind != "full disk" or fault.target in self._disks
 
+    def _ready(self, workers: int) -> bool:
+        """Whether every server is ready and counts so many workers."""
+        try:
+            answers = [httpx.get(f"{address}/readyz", timeout=5) for address in self._addresses]
+        except httpx.TransportError:
+            return False
+        return all(one.status_code == 200 and one.json()["workers"] == workers for one in answers)
+
     def _wait_until_ready(self, workers: int) -> None:
         while True:
             self._tend()
-            with suppress(httpx.TransportError):
-                answers = [httpx.get(f"{address}/readyz", timeout=5) for address in self._addresses]
-                if all(one.status_code == 200 and one.json()["workers"] == workers for one in answers):
-                    return
+            if self._ready(workers):
+                return
             if time.monotonic() - self._begin > _READY_SECONDS:
                 raise Failed(self._explain("the fleet does not become ready", None))
             time.sleep(5 * _TICK)
