@@ -20,6 +20,7 @@ from backends.export_targets import LIBRARY_FAMILIES
 from tuners.baselines import Fate, TriedBaseline
 from tuners.confirmation import Confirmation
 from tuners.intervals import Interval, paired, rank
+from tuners.reasons import too_few, too_little, won
 
 #: The incumbent is what the problem's latest verdict in the same environment left in use. A candidate keeps
 #: its WIN as long as it is shown to be faster than the baseline by INCUMBENT_SHARE of the margin, and its
@@ -228,6 +229,11 @@ class Final:
         """Whether the candidate has the rounds that a decision needs."""
         return len(self._samples[name]) >= self.needed
 
+    @property
+    def margin(self) -> float:
+        """The rule's."""
+        return self.rule.margin
+
     def least_gain(self, name: str) -> float:
         """The gain over the baseline that makes the candidate a winner."""
         others = CHALLENGE_SHARE if self.incumbent == self.baseline else 1.0
@@ -303,7 +309,7 @@ def decide(
     winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
         winner, fastest, level = final.preferred(winners), final.fastest(winners), final.tied(winners)
-        judgement, reason = Judgement.WIN, _won(final, winner, level)
+        judgement, reason = Judgement.WIN, won(final, winner, len(level), _kept(final, winner, level))
     else:
         winner, fastest, level = baseline, baseline, [baseline]
         judgement, reason = _no_winner(final)
@@ -351,7 +357,7 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
         chosen = verdict.winner if verdict.winner in winners else final.preferred(winners)
         level = list(dict.fromkeys([chosen, *final.tied(winners)]))
         tied = len(level)
-        judgement, reason = Judgement.WIN, _won(final, chosen, level)
+        judgement, reason = Judgement.WIN, won(final, chosen, tied, _kept(final, chosen, level))
     else:
         chosen = final.fastest([name for name in members if final.enough(name)] or members)
         judgement, reason = _not_won(final, chosen, all(final.loses(name) for name in members))
@@ -359,35 +365,23 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
     return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason, tied=tied)
 
 
-def _won(final: Final, winner: str, level: Sequence[str]) -> str:
-    """`level`: the winner, and those that tie with it."""
-    margin = f"the margin of {final.rule.margin:.0%}"
-    if final.against_base[winner].mid > 1 - final.rule.margin:
-        margin = f"{final.least_gain(winner):.1%}: it won before, by more than {margin}"
-    chosen = f"; chosen among {len(level)} candidates that tie" if len(level) > 1 else ""
+def _kept(final: Final, winner: str, level: Sequence[str]) -> float | None:
+    """See reasons.won(); `level` has the winner and those that tie with it."""
     behind = final.ratio(winner, final.fastest(level)).mid - 1
-    if winner == final.incumbent and behind > TIE_SHARE * final.rule.margin:
-        most = may_be_behind(winner, final.rule, final.incumbent)
-        chosen = f"; it won before and stays, as no other winner is faster by more than {most:.1%}"
-    return f"faster in the paired test, by more than {margin}{chosen}"
+    if winner != final.incumbent or behind <= TIE_SHARE * final.rule.margin:
+        return None
+    return may_be_behind(winner, final.rule, final.incumbent)
 
 
 def _not_won(final: Final, chosen: str, lost: bool) -> tuple[Judgement, str]:
     rounds = final.figures(chosen)[3]
     if rounds < final.needed:
-        return Judgement.TIE, f"too few rounds fitted the budget to decide: {rounds} of {final.needed}"
+        return Judgement.TIE, too_few(rounds, final.needed)
     if lost:
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     if final.against_base[chosen].high < 1.0:
-        return Judgement.TIE, _too_little(final, chosen)
+        return Judgement.TIE, too_little(final, chosen)
     return Judgement.TIE, "the difference from the baseline is within the noise"
-
-
-def _too_little(final: Final, name: str) -> str:
-    least, margin = final.least_gain(name), f"the margin of {final.rule.margin:.0%}"
-    if least > final.rule.margin and final.against_base[name].mid <= 1 - final.rule.margin:
-        return f"faster, but by less than {least:.1%}, which replaces a default that stayed before"
-    return f"faster, but by less than {margin}"
 
 
 def _no_winner(final: Final) -> tuple[Judgement, str]:
@@ -397,10 +391,10 @@ def _no_winner(final: Final) -> tuple[Judgement, str]:
     if not others and not final.slower:
         return Judgement.TIE, "no candidate besides the baseline reached the final"
     if final.count < final.needed:
-        return Judgement.TIE, f"too few rounds fitted the budget to decide: {final.count} of {final.needed}"
+        return Judgement.TIE, too_few(final.count, final.needed)
     if all(final.loses(name) for name in others):
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     leader = final.fastest([baseline, *others])
     if leader != baseline and final.against_base[leader].high < 1.0:
-        return Judgement.TIE, _too_little(final, leader)
+        return Judgement.TIE, too_little(final, leader)
     return Judgement.TIE, "the difference from the baseline is within the noise"

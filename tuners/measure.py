@@ -87,7 +87,7 @@ class OperandSets:
             askew = max(problem.alignment, layout.dtype.bytes) if problem.alignment < 16 else 0
             places[name] += askew
             end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
-        self.draws = draws_of(problem) if problem.groups else 1
+        self.draws = draws_of(problem)
         count = 1
         # Of a grouped product a launch reads the weights of some groups only.
         touched = min(end, problem.bytes_read + problem.bytes_written) if problem.groups else end
