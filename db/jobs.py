@@ -113,6 +113,22 @@ def has_waiting(connection: Connection, device_class_id: str, priority: int = IN
     return connection.execute(query).first() is not None
 
 
+def next_queued(
+    connection: Connection, device_class_id: str
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The problem and the policy of the class's job that runs next, unless a more urgent one comes; None if
+    none is queued."""
+    first = _in_order(device_class_id).add_columns(_job.c.problem_id, _job.c.policy_id).limit(1).subquery()
+    problem, policy = table(models.Problem), table(models.Policy)
+    query = (
+        select(problem.c.content, policy.c.content)
+        .join(first, first.c.problem_id == problem.c.id)
+        .join(policy, policy.c.id == first.c.policy_id)
+    )
+    row = connection.execute(query).first()
+    return None if row is None else (row[0], row[1])
+
+
 @dataclass(frozen=True)
 class QueuedJob:
     """A job that the engine's queue is to have, as the call `call_id`."""

@@ -34,6 +34,7 @@ from service.between_jobs import BetweenJobs
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.logs import about
+from service.next_job import NextJob
 from service.portfolio import Warming
 from service.requests import read_request
 from service.revalidation import queue_revalidation
@@ -96,6 +97,7 @@ class Worker:
         self._session: RecordedSession | None = None
         self._store: JobStore | None = None
         self._peers = Peers(self.id)
+        self._next = NextJob(str(self.environment.device_class))
         self._held_idle = 0
         self._counts = WorkerCounts()
         self._tracing = open_tracing(settings, "worker")
@@ -159,11 +161,11 @@ class Worker:
             _log.info("%d winners of another environment are measured again: %s", created.total, created.id)
 
     def _look(self) -> None:
-        """Stops the session of a job that is wanted no more, and fills the queue of the device's class from
-        the rows that wait."""
+        """Stops the session of a job that is wanted no more, prepares the next job, and fills the queue of
+        the device's class from the rows that wait."""
         name = str(self.environment.device_class)
         with reading(self._engine) as connection:
-            self._stop_unwanted(connection)
+            self._look_at_job(connection)
             if not jobs.has_waiting(connection, name):
                 return
         with writing(self._engine) as connection:
@@ -179,12 +181,14 @@ class Worker:
             with suppress(jobs.Fenced):  # the session's thread finds out by itself
                 store.flush_late()
 
-    def _stop_unwanted(self, connection: Connection) -> None:
-        job, session = self._job, self._session
-        if job is None or session is None or session.stopped:
+    def _look_at_job(self, connection: Connection) -> None:
+        job, session, runner = self._job, self._session, self._runner
+        if job is None or session is None or session.stopped or runner is None:
             return
         if jobs.stop_requested(connection, job):
             session.stop()
+        else:
+            self._next.look(connection, runner, job, session)
 
     def _beat(self) -> None:
         job = self._job

@@ -131,7 +131,8 @@ class Campaign:
         with a Finished whose result holds the error. StorageError and DeviceLost propagate: the interrupted
         problem has no result, and the next run resumes from its outcomes."""
         begin = time.monotonic()
-        for index, problem in self._ordered():
+        order = self._ordered()
+        for place, (index, problem) in enumerate(order):
             if self._stopped:
                 return
             settings = self.settings_of(problem)
@@ -148,7 +149,10 @@ class Campaign:
                 continue
             yield Started(index, problem)
             self._session = session
+            ahead = [other for _, other in order[place + 1 : place + 2]]
             for outcome in session.run(stored):
+                while ahead:  # this problem's candidates are listed by now
+                    self.runner.list_ahead(ahead.pop(), settings.policy)
                 yield Measured(index, outcome)
                 if self._stopped:
                     session.stop()

@@ -16,6 +16,7 @@ from backends.cache import BinaryCache
 from backends.errors import DeviceError
 from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
 from backends.protocol import DeviceListedFamily, NeighbouredFamily
 from backends.registry import FoundDevice, backend
 from backends.solution import Solution
@@ -147,6 +148,24 @@ class DeviceClient:
         return search_space(
             problem, self.backend, self.environment, policy, families, partial(self._listed, task)
         )
+
+    @property
+    def lists_ahead(self) -> bool:
+        """Whether the next problem's candidates can be listed while one is measured."""
+        return self._listing is not None
+
+    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
+        """Begins to list the candidates of the problem that is probably measured next; from any thread. What
+        only the open device can list is left out. Raises ResourcesExhausted, DeviceLost."""
+        if self._listing is None:
+            return
+        here = self.environment
+        names = [
+            name
+            for name, family in self.backend.families().items()
+            if name not in self._asked and family.unavailable(here) is None and family.supports(problem)
+        ]
+        self._listing.list_ahead(names, problem, here, policy.max_workspace_bytes)
 
     def _listed(self, task: Task, names: Sequence[str]) -> dict[str, Listing]:
         """The candidates of families: the device process asks the libraries, and the listing processes, or

@@ -1,7 +1,8 @@
 """Processes that list the candidates of a problem beside each other.
 
 A problem has thousands of candidates, which the families order by estimates: 0.2 to 0.7 s of Python, a third
-of a short session. Processes that stand ready list the families at the same time.
+of a short session. Processes that stand ready list the families at the same time, and while one problem is
+measured they list those of the next one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _log = logging.getLogger(__name__)
 MOST_PROCESSES, OTHERS = 4, 4
 
 _backend: Backend | None = None
+
+#: What a list is of: the problem, the environment, and the most bytes of workspace.
+_Of = tuple[GemmProblem, Environment, int | None]
 
 
 def processes_here() -> int:
@@ -69,6 +73,8 @@ class ListingPool:
         self._here = here
         #: What is begun and not answered yet.
         self._begun: set[Any] = set()
+        #: What the lists are of that were begun ahead, and they by family.
+        self._ahead: tuple[_Of | None, dict[str, Any]] = (None, {})
         self._pool = ProcessPool(
             max_workers=processes,
             context=get_context("spawn"),
@@ -84,6 +90,19 @@ class ListingPool:
         for future in list(self._begun):  # the pool forgets those that no process had taken
             future.cancel()
 
+    def list_ahead(
+        self,
+        families: Sequence[str],
+        problem: GemmProblem,
+        environment: Environment,
+        max_workspace_bytes: int | None,
+    ) -> None:
+        """Begins the lists of a problem that is expected next, in place of one that was expected before.
+        begin() waits for them instead of beginning them again. Raises like begin()."""
+        given = problem, environment, max_workspace_bytes
+        if self._ahead[0] != given:
+            self._ahead = given, {name: self._schedule(one_family, name, *given) for name in families}
+
     def begin(
         self,
         families: Sequence[str],
@@ -94,7 +113,12 @@ class ListingPool:
         """Begins what space.listed() does; the function that it returns waits for the lists. Both raise
         ResourcesExhausted and DeviceError."""
         given = problem, environment, max_workspace_bytes
-        begun = [(name, self._schedule(one_family, name, *given)) for name in families]
+        of, ahead = self._ahead
+        if of == given:
+            self._ahead = None, {}
+        else:
+            ahead = {}
+        begun = [(name, ahead.get(name) or self._schedule(one_family, name, *given)) for name in families]
 
         def lists() -> dict[str, Listing]:
             found: dict[str, Listing] = {}

@@ -55,6 +55,11 @@ class RecordedSession:
         """Whether stop() was called."""
         return self._stopped
 
+    @property
+    def measuring(self) -> bool:
+        """Whether the problem's candidates are listed and its operands laid out."""
+        return self._session is not None and self._session.rotation is not None
+
     def open(self) -> StoredSession:
         """Starts or resumes the session in its store. Raises StorageError."""
         return self._store.start(self._spec)

@@ -190,6 +190,19 @@ def test_jobs_run_by_priority_then_in_order(bench: Bench, workers: Workers) -> N
     assert list(workers.calls("open")) == wanted
 
 
+def test_the_next_jobs_candidates_are_listed_while_one_is_measured(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16, 17)
+    urgent = bench.submit(18, priority=1)
+    process = workers.start_paused(("screen", 1), ("screen", CANDIDATES + 1))
+    wait(lambda: workers.calls("ahead"), workers.log)
+    assert list(workers.calls("ahead")) == [problem(16).id], "the most urgent one is measured"
+    workers.go(process)
+    bench.wait_for(urgent, "succeeded", workers)
+    bench.wait_for(name, "succeeded", workers)
+    assert list(workers.calls("open")) == [problem(k).id for k in (18, 16, 17)]
+    assert set(workers.calls("ahead").values()) == {1}, "once a job, and nothing follows the last"
+
+
 @ON_SQLITE
 def test_workers_fill_the_queue_from_rows_in_order(
     bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.solution import Solution
 from db.engine import now, reading
@@ -41,6 +42,7 @@ from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.options import ScreeningOptions, SearchOptions
+from tuners.policy import MeasurementPolicy
 
 #: Everything that a worker does at intervals it does often.
 QUICK: Mapping[str, float] = {"LOOK_SECONDS": 0.05, "BEAT_SECONDS": 0.1, "REAP_SECONDS": 0.25}
@@ -90,6 +92,9 @@ class PlannedRunner(RecordedRunner):
     def open(self, task: Task) -> Any:
         self.step("open", task.problem.id)
         return super().open(task)
+
+    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
+        self.step("ahead", problem.id)
 
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
         self.step(phase.value, candidate.id)

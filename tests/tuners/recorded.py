@@ -11,11 +11,13 @@ from backends.environment import Environment
 from backends.errors import DeviceError
 from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
 from backends.protocol import Backend, Baseline
 from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.family_spaces import family_space
 from tuners.measure import Rotation
+from tuners.policy import MeasurementPolicy
 from tuners.retiming import Retimed, RetimingPlan, retime
 from tuners.space import Space, search_space
 
@@ -47,6 +49,7 @@ class RecordedRunner:
     place of `speed` in the second process; None: the candidate is refused there."""
 
     environment = ENVIRONMENT
+    lists_ahead = True
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class RecordedRunner:
         self.backend: Backend = CpuBackend()
         self.now = 0.0
         self.calls: list[tuple[str, str]] = []
+        #: What was to be listed ahead.
+        self.ahead: list[GemmProblem] = []
         self.on_sample: Callable[[int], None] = lambda _: None
         self._samples = 0
         self._series, self._at = series, start
@@ -110,6 +115,9 @@ class RecordedRunner:
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         return search_space(task.problem, self.backend, self.environment, task.policy, families)
+
+    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
+        self.ahead.append(problem)
 
     def tells_neighbours(self, family: str) -> bool:
         return False

@@ -77,6 +77,18 @@ def test_each_problem_has_its_own_end(runner: DeviceClient) -> None:
         assert Result.from_dict(result.to_dict()) == result
 
 
+def test_the_next_problem_is_listed_once_this_one_is(
+    runner: DeviceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(runner, "list_ahead", lambda problem, _: told.append(problem.id))
+    for event in campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run():
+        told.append(type(event).__name__)
+    assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
+        "Started", PROBLEMS[3].id, "Measured", "Finished", "Started", "Measured", "Finished",
+    ]  # fmt: skip
+
+
 def test_a_journal_is_gone_on_from_and_nothing_is_measured_twice(
     runner: DeviceClient, tmp_path: Path
 ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from backends.errors import DeviceError, DeviceLost, UnsupportedProblem
 from backends.kernel_checks.candidates import environment_of
-from backends.problem import from_blas
+from backends.problem import GemmProblem, from_blas
 from backends.registry import backend
 from tuners import listing
 from tuners.listing import ListingPool
@@ -35,6 +35,36 @@ def test_the_lists_are_those_of_this_process_in_order(pool: ListingPool) -> None
     assert found == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
     assert sum(len(one.candidates) for one in found.values()) > 100
     assert all("id" in vars(one) for one in found["skinny-ring"].candidates), "ids are hashed there, not here"
+
+
+def test_lists_that_were_begun_ahead_are_waited_for(
+    pool: ListingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    schedule = pool._schedule
+
+    def counted(call: Callable[..., object], *arguments: object) -> object:
+        calls.append(str(arguments[0]))
+        return schedule(call, *arguments)
+
+    monkeypatch.setattr(pool, "_schedule", counted)
+    pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
+    pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
+    assert calls == FAMILIES[:3], "the second time nothing is new"
+    found = pool.begin(FAMILIES, PROBLEM, HERE, None)()
+    assert calls == FAMILIES, "only what was not begun ahead"
+    assert list(found) == FAMILIES
+    assert found == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
+    pool.begin(FAMILIES[:1], PROBLEM, HERE, None)()
+    assert calls == [*FAMILIES, FAMILIES[0]], "what was taken is listed anew"
+
+
+@pytest.mark.parametrize(
+    ("problem", "limit"), [(from_blas(4096, 32, 4096, "bf16", trans_a="T"), None), (PROBLEM, 2**20)]
+)
+def test_a_wrong_guess_changes_nothing(pool: ListingPool, problem: GemmProblem, limit: int | None) -> None:
+    pool.list_ahead(FAMILIES, problem, HERE, limit)
+    assert pool.begin(FAMILIES, PROBLEM, HERE, None)() == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
 
 
 def test_a_family_whose_process_is_killed_is_listed_here(
