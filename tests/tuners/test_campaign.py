@@ -82,8 +82,8 @@ def test_the_next_problem_is_listed_once_this_one_is(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(runner, "list_ahead", lambda problem, _: told.append(problem.id))
-    for event in campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run():
-        told.append(type(event).__name__)
+    events = campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run()
+    told.extend(type(event).__name__ for event in events)
     assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
         "Started", PROBLEMS[3].id, "Measured", "Finished", "Started", "Measured", "Finished",
     ]  # fmt: skip
