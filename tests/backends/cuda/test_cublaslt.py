@@ -193,6 +193,16 @@ def test_what_needs_more_workspace_than_allowed_is_not_listed(lt: FakeLt) -> Non
     }
 
 
+def test_a_list_ends_and_the_space_goes_on(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = list(LT.enumerate_on(PROBLEM, NullDevice(), None))
+    monkeypatch.setattr(module, "MOST_LISTED", len(every) // 2)
+    listed = list(LT.enumerate_on(PROBLEM, NullDevice(), None))
+    assert listed == every[: len(every) // 2]
+    assert len(listed) > 2
+    space = LT.space_on(PROBLEM, NullDevice(), None)
+    assert all(space.index(one) is not None for one in every), "also what is not listed"
+
+
 def test_misaligned_operands_leave_algorithms_out(lt: FakeLt) -> None:
     lt.heuristic = []
     assert {one.algo_id for one in configurations(LT.enumerate_on(ODD, NullDevice(), None))} == {24}
