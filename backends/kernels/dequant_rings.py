@@ -54,11 +54,16 @@ def with_barriers(found: int, slots: int, stages: int) -> int:
     return -(-(found + 16 * (slots + stages)) // _SHARED_UNIT) * _SHARED_UNIT
 
 
-def consumer_registers(threads: int, blocks: int, arch: GpuArch) -> int:
-    """Registers of a consumer's thread of a block of `threads`, of which a multiprocessor has so many blocks
-    (dequant_rings.h: ExchangedRegisters)."""
-    launched = min(arch.unit_registers // blocks // threads // 8 * 8, 248)
-    producer = 32 if launched < 128 else 40
+def launched_registers(threads: int, blocks: int, arch: GpuArch) -> int:
+    """Registers of a thread at the launch of a block of `threads`, of which a multiprocessor has so many
+    blocks (dequant_rings.h: ExchangedRegisters)."""
+    return min(arch.unit_registers // blocks // threads // 8 * 8, 248)
+
+
+def consumer_registers(threads: int, blocks: int, arch: GpuArch, most: int = 40) -> int:
+    """Registers of a consumer's thread, where a producer's thread keeps `most` at most."""
+    launched = launched_registers(threads, blocks, arch)
+    producer = 32 if launched < 128 else most
     return min((launched * threads - producer * PRODUCERS) // (threads - PRODUCERS) // 8 * 8, 240)
 
 

@@ -148,12 +148,12 @@ struct DequantRings {
 };
 
 // Registers of a thread of a block of BLOCKS resident ones, with WORKERS consumer warps and a warpgroup of producers: at
-// the launch, of a producer, which leaves most of its own to the consumers, and of a consumer.
-template <int WORKERS, int BLOCKS>
+// the launch, of a producer (of MOST at most), which leaves most of its own to the consumers, and of a consumer.
+template <int WORKERS, int BLOCKS, int MOST = 40>
 struct ExchangedRegisters {
     static constexpr int kThreads = 32 * (WORKERS + 4);
     static constexpr int kMost = 65536 / BLOCKS / kThreads / 8 * 8, kLaunched = kMost < 248 ? kMost : 248;
-    static constexpr int kProducer = kLaunched < 128 ? 32 : 40;
+    static constexpr int kProducer = kLaunched < 128 ? 32 : MOST;
     static constexpr int kLeft = (kLaunched * kThreads - kProducer * 128) / (WORKERS * 32) / 8 * 8;
     static constexpr int kConsumer = kLeft < 240 ? kLeft : 240;
     static constexpr bool kExchanged = kConsumer > kLaunched;

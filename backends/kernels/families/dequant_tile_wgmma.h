@@ -33,7 +33,7 @@ struct DequantTileWgmma {
     using D = typename TYPES::D;
     using Args = typename Rings::Args;
     using End = Finish<TYPES, 1>;
-    using Registers = ExchangedRegisters<kWorkers, BLOCKS>;
+    using Registers = ExchangedRegisters<kWorkers, BLOCKS, 56>;
     using Order = TileOrder<BM * SHARE, BN, (GROUP > SHARE ? GROUP / SHARE : 1)>;  // of a cluster's tiles
     // A warp's patch: columns of 16 rows, in fp32 or as two bytes.
     static constexpr int kColumns = 16, kPitch = 16 + 4, kNarrowPitch = 16 + 8, kPatch = kColumns * kPitch * 4;
@@ -49,7 +49,6 @@ struct DequantTileWgmma {
         if (warp == kWorkers && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) rings.start();
         if (SHARE > 1) arrive_at_cluster();
-        const Tiles tiles(args);
         const int chunks = (args.k - 1) / kDeep + 1;
         if (SHARE > 1) wait_for_cluster();  // what others send comes to barriers that are there
         else block_barrier();
@@ -61,17 +60,17 @@ struct DequantTileWgmma {
             typename Rings::Slots slots(kFree);
             if (copier < 0 && lane_index() == 0) {
                 GEMMTUNE_ROLL
-                for (unsigned tile = tiles.first; tile < tiles.count; tile += tiles.apart)
-                    rings.copy_inputs(all, tiles.place(tile).column, 0, chunks, stages);
+                for (unsigned tile = first_tile(); exists(args, tile); tile += apart(args))
+                    rings.copy_inputs(all, place(args, tile).column, 0, chunks, stages);
             } else if (copier >= 0 && copier < Rings::kCopiers) {
                 GEMMTUNE_ROLL
-                for (unsigned tile = tiles.first; tile < tiles.count; tile += tiles.apart)
-                    rings.copy_weights(all, tiles.place(tile).row, 0, chunks, copier, slots);
+                for (unsigned tile = first_tile(); exists(args, tile); tile += apart(args))
+                    rings.copy_weights(all, place(args, tile).row, 0, chunks, copier, slots);
             }
             warp_barrier();  // reconverges the warp
         } else {
             if constexpr (Registers::kExchanged) take_registers<Registers::kConsumer>();
-            multiply_tiles(all.product, tiles, chunks, rings, shared + kPatches + warp * kPatch);
+            multiply_tiles(all.product, chunks, rings, shared + kPatches + warp * kPatch);
         }
         if (SHARE > 1) cluster_barrier<false>();  // others free stages here
     }
@@ -84,20 +83,19 @@ private:
     struct Place {
         int row, column;
     };
-    // This block's tiles: those that its cluster takes, the clusters of the launch in turn.
-    struct Tiles {
-        Order order;
-        unsigned first, count, apart;
-
-        GEMMTUNE_DEVICE explicit Tiles(const GemmArgs& args)
-            : order(args), first(block_x() / SHARE), count(order.tiles_m * order.tiles_n),
-              apart(static_cast<unsigned>(args.blocks) / SHARE) {}
-        GEMMTUNE_DEVICE Place place(unsigned tile) const {
-            i64 row, column;
-            order.place(tile, row, column);
-            return {static_cast<int>(row) + static_cast<int>(block_x() % SHARE) * BM, static_cast<int>(column)};
-        }
-    };
+    // This block's tiles: those that its cluster takes, the clusters of the launch in turn. (All but a tile's number is
+    // computed anew from the arguments, so that no register holds what its end alone needs.)
+    static GEMMTUNE_DEVICE unsigned first_tile() { return block_x() / SHARE; }
+    static GEMMTUNE_DEVICE unsigned apart(const GemmArgs& args) { return static_cast<unsigned>(args.blocks) / SHARE; }
+    static GEMMTUNE_DEVICE bool exists(const GemmArgs& args, unsigned tile) {
+        const Order order(args);
+        return tile < order.tiles_m * order.tiles_n;
+    }
+    static GEMMTUNE_DEVICE Place place(const GemmArgs& args, unsigned tile) {
+        i64 row, column;
+        Order(args).place(static_cast<unsigned>(opaque(static_cast<int>(tile))), row, column);
+        return {static_cast<int>(row) + static_cast<int>(block_x() % SHARE) * BM, static_cast<int>(column)};
+    }
 
     // A warp's weights of 32 elements of k on their way to the register operands of two instructions.
     struct Converter {
@@ -152,17 +150,16 @@ private:
         typename Rings::Slots slots;
         typename Rings::Stages stages;
         u64 inputs;
-        int left;  // chunks of all the block's tiles that are still to be converted
 
-        GEMMTUNE_DEVICE Consumer(const Rings& rings, int left)
-            : rings(rings), slots(kFilled), stages(kFilled), inputs(shared_matrix(rings.inputs)), left(left) {}
+        GEMMTUNE_DEVICE explicit Consumer(const Rings& rings)
+            : rings(rings), slots(kFilled), stages(kFilled), inputs(shared_matrix(rings.inputs)) {}
 
         GEMMTUNE_DEVICE void wait_weights() const { wait_phase(&rings.full_weights[slots.place], slots.parity); }
-        // Frees the slot and waits for the next one, if there is one. (Behind the last chunk the last slot is read again, and
-        // its weights are not used.)
-        GEMMTUNE_DEVICE void next_weights() {
+        // Frees the slot and waits for the next one, if there is one. (Behind the last chunk the last slot is read again,
+        // and its weights are not used.)
+        GEMMTUNE_DEVICE void next_weights(bool more) {
             rings.free_slot(slots.place);
-            if (--left <= 0) return;
+            if (!more) return;
             slots.advance();
             wait_weights();
         }
@@ -173,32 +170,32 @@ private:
         }
     };
 
-    static GEMMTUNE_DEVICE void multiply_tiles(const WeightArgs& all, const Tiles& tiles, int chunks, const Rings& rings,
-                                               char* patch) {
+    static GEMMTUNE_DEVICE void multiply_tiles(const WeightArgs& all, int chunks, const Rings& rings, char* patch) {
+        const GemmArgs& args = all.gemm;
         const int warp = warp_index();
-        const unsigned mine = tiles.first < tiles.count ? (tiles.count - tiles.first - 1) / tiles.apart + 1 : 0;
-        Consumer consumer(rings, static_cast<int>(mine) * chunks);
+        Consumer consumer(rings);
         Converter converter(warp, all);
-        if (mine > 0) {
+        if (exists(args, first_tile())) {
             consumer.wait_weights();
             converter.read(rings.weights, 0, 0);
             converter.convert(0);
         }
         GEMMTUNE_ROLL
-        for (unsigned tile = tiles.first; tile < tiles.count; tile += tiles.apart) {
+        for (unsigned tile = first_tile(); exists(args, tile); tile += apart(args)) {
             float sum[BN / 2];
             GEMMTUNE_UNROLL
             for (float& one : sum) one = 0.0f;
-            multiply_chunks(consumer, converter, chunks, sum);
-            const Place at = tiles.place(tile);
+            multiply_chunks(consumer, converter, chunks, exists(args, tile + apart(args)), sum);
+            const Place at = place(args, tile);
             const int row = at.row + warp * 16;
             if constexpr (!Chunk::kGrouped) Rings::scale_rows(all, row, sum);
-            store(End(all.gemm, 0, row, at.column), sum, patch);
+            store(End(args, 0, row, at.column), sum, patch);
         }
     }
 
-    // A tile's products. The first half of its weights is converted, and that of the next tile is at the end.
-    static GEMMTUNE_DEVICE void multiply_chunks(Consumer& consumer, Converter& converter, int chunks,
+    // A tile's products. The first half of its weights is converted, and that of the next tile is at the end, if there is
+    // `another` one.
+    static GEMMTUNE_DEVICE void multiply_chunks(Consumer& consumer, Converter& converter, int chunks, bool another,
                                                 float (&sum)[BN / 2]) {
         const Rings& rings = consumer.rings;
         int last = -1;  // the stage before
@@ -215,7 +212,7 @@ private:
                         multiply_held<T, BN>(sum, converter.held[half][at], stage + (half * 2 + at) * kMatrixStep);
                     end_products();
                     const int next = (on * 2 + half + 1) % (kParts * 2);
-                    if (next == 0) consumer.next_weights();
+                    if (next == 0) consumer.next_weights(another || chunk + 1 < chunks);
                     converter.read(rings.weights, consumer.slots.place * Rings::kSlot, next);
                     wait_products<1>();  // those before these: nothing reads the other registers and the stage before
                     if (half == 0) {

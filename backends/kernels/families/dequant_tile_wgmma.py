@@ -20,6 +20,7 @@ from backends.kernels.dequant_rings import (
     consumer_registers,
     deep,
     hopper_rule,
+    launched_registers,
     operands_rule,
     resident_rule,
     ring_bytes,
@@ -28,26 +29,27 @@ from backends.kernels.dequant_rings import (
 )
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.legality import arch_of, grid_rule, shared_rule
-from backends.kernels.oriented_gemm import GemmArgs, OrientedGemm, oriented
+from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import weight_maps
-from backends.kernels.weights import WeightClusterConfig, bits, quantised
+from backends.kernels.weights import WeightArgs, WeightClusterConfig, bits, quantised
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
 #: The fewest columns: of fewer, one block has all.
 _LEAST = 65
-#: Registers of a thread for two halves of a stage's weights, for 4 bits of one before they are converted, and
-#: for addresses and counters.
-_HELD, _RAW, _OTHER = 16, 8, 28
+#: Registers of a consumer's thread for two halves of a stage's weights, by their bits for those of one before
+#: they are converted, and for addresses and counters; of a producer's thread at most; at the launch beside an
+#: instruction's sums, or the assembler refuses it.
+_HELD, _RAW, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 24, 56, 30
 #: Bytes of a warp's patch of shared memory (dequant_tile_wgmma.h: kPatch).
 _PATCH = 1280
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: of its tensor cores for each column,
-#: and to issue what converts its weights (times the next for MXFP4), of which a part adds to the former.
-#: Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage arrives, which a
-#: block that takes several tiles does not wait for; of a tile's end, and for each of its sums; of the launch.
-#: By counting; they only order the candidates.
-_COLUMN, _CONVERT, _MX, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.15, 38.0
+#: and to issue what converts its weights (times the next for MXFP4). The share of what is not the bound that
+#: adds to it. Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage arrives,
+#: which a block that takes several tiles does not wait for; of a tile's end, and for each of its sums; of the
+#: launch. By counting; they only order the candidates.
+_COLUMN, _CONVERT, _MX, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
 _ARRIVES, _END, _STORE, _LAUNCH = 2200.0, 400.0, 0.03, 4000.0
 #: Clocks that blocks of a cluster wait for one another, at a stage.
 _WAIT = 20.0
@@ -69,7 +71,7 @@ class TilesConfig(WeightClusterConfig):
         most = _units(units, self.tiles) * self.resident // self.tiles * self.tiles
         return replace(self, blocks=max(self.tiles, min(self.blocks, most)))
 
-    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+    def arguments(self, operands: Operands, workspace: int) -> WeightArgs:
         """The launch's argument, with the number of blocks."""
         found = super().arguments(operands, workspace)
         found.blocks = self.blocks
@@ -137,7 +139,7 @@ class DequantTileWgmma(KernelFamily):
             return
         product = oriented(problem)
         found = list(self._deepest(problem, environment))
-        found.sort(key=lambda values: self.cost(product, values, environment))
+        found.sort(key=lambda one: (self.cost(product, one, environment), -number(one, "slots")))
         tried: Counter[tuple[Parameter, Parameter]] = Counter()
         for values in found:
             tile = values["tile_m"], values["tile_n"]
@@ -167,7 +169,7 @@ class DequantTileWgmma(KernelFamily):
         here = min(resident, ceil(blocks / units))
         weight, instructions = bits(p) / 8, here * rows / ROWS * PART / 16
         converted = instructions * _CONVERT * (_MX if p.mx else 1.0)
-        multiplied = instructions * _COLUMN * columns + _BESIDE * converted
+        multiplied = instructions * _COLUMN * columns
         if here * rows == ROWS:  # nothing is multiplied while the only warpgroup waits
             multiplied += converted
         delivered = here * PART * (rows * weight + 2 * columns / share) / _L2_BYTES
@@ -175,7 +177,8 @@ class DequantTileWgmma(KernelFamily):
         high = min(max(group, share), ceil(product.m / rows))
         wide = min(ceil(product.n / columns), ceil(at_once / high))
         read = PART * (high * rows * weight + 2 * wide * columns) / environment.units / rates.memory_bytes
-        step = max(multiplied, converted, delivered, read, _ARRIVES / stages) + _WAIT * (share - 1)
+        bound = max(multiplied, converted, delivered, read, _ARRIVES / stages)
+        step = bound + _BESIDE * (converted + delivered + read) + _WAIT * (share - 1)
         waves = blocks / (units * here)
         end = _END + here * rows * columns * _STORE + (0.0 if persistent else _ARRIVES)
         hidden = 2 if here * rows > ROWS else 1  # other warpgroups multiply while one stores
@@ -211,8 +214,11 @@ def _product_rule(product: OrientedGemm) -> str | None:
 
 def _registers_rule(problem: GemmProblem, values: Values, threads: int, arch: GpuArch) -> str | None:
     """Registers of a consumer for sums, and weights before and after they are converted."""
-    room = consumer_registers(threads, number(values, "blocks_per_unit"), arch) - _OTHER
-    needed = number(values, "tile_n") // 2 + _HELD + _RAW * bits(problem) // 4
+    blocks, sums = number(values, "blocks_per_unit"), number(values, "tile_n") // 2
+    if (launched := launched_registers(threads, blocks, arch)) < sums + _LAUNCHED:
+        return f"an instruction takes {sums + _LAUNCHED} registers; a thread is launched with {launched}"
+    room = consumer_registers(threads, blocks, arch, _PRODUCER) - _OTHER
+    needed = sums + _HELD + _RAW[bits(problem)]
     if needed > room:
         return f"weights and sums take {needed} registers; a consumer has {room} for them"
     return None
