@@ -46,9 +46,9 @@ _HELD, _RAW, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 24, 56, 30
 _PATCH = 1280
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: of its tensor cores for each column,
 #: and to issue what converts its weights (times the next for MXFP4). The share of what is not the bound that
-#: adds to it. Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage arrives,
-#: which a block that takes several tiles does not wait for; of a tile's end, and for each of its sums; of the
-#: launch. By counting; they only order the candidates.
+#: adds to it. Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage
+#: arrives, which a block that takes several tiles does not wait for; of a tile's end, and for each of its
+#: sums; of the launch. By counting; they only order the candidates.
 _COLUMN, _CONVERT, _MX, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
 _ARRIVES, _END, _STORE, _LAUNCH = 2200.0, 400.0, 0.03, 4000.0
 #: Clocks that blocks of a cluster wait for one another, at a stage.
@@ -92,7 +92,7 @@ class DequantTileWgmma(KernelFamily):
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": (64, 96, 128, 160, 192, 224, 256), "slots": (2, 3, 4),
-        "stages": (2, 3, 4, 5, 6, 8), "share": (1, 2, 4), "group": (1, 8, 16, 32), "blocks_per_unit": (1, 2),
+        "stages": (2, 3, 4, 5, 6, 8), "share": (1, 2, 4), "group": (1, 8, 32), "blocks_per_unit": (1, 2),
         "persistent": (0, 1),
     }  # fmt: skip
 
