@@ -31,17 +31,18 @@ from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.legality import arch_of, grid_rule, shared_rule
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import weight_maps
-from backends.kernels.weights import WeightArgs, WeightClusterConfig, bits, quantised
+from backends.kernels.weights import WeightArgs, WeightClusterConfig, bits, group, quantised
 from backends.operands import Operands
 from backends.problem import GemmProblem
+from backends.quantisation import STORED_ZEROS
 from backends.solution import Parameter
 
 #: The fewest columns: of fewer, one block has all.
 _LEAST = 65
 #: Registers of a consumer's thread for two halves of a stage's weights, by their bits for those of one before
-#: they are converted, and for addresses and counters; of a producer's thread at most; at the launch beside an
-#: instruction's sums, or the assembler refuses it.
-_HELD, _RAW, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 24, 56, 30
+#: they are converted, for stored zero points or scales of every half, and for addresses and counters; of a
+#: producer's thread at most; at the launch beside an instruction's sums, or the assembler refuses it.
+_HELD, _RAW, _SCALES, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 2, 24, 56, 30
 #: Bytes of a warp's patch of shared memory (dequant_tile_wgmma.h: kPatch).
 _PATCH = 1280
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: of its tensor cores for each column,
@@ -219,6 +220,8 @@ def _registers_rule(problem: GemmProblem, values: Values, threads: int, arch: Gp
         return f"an instruction takes {sums + _LAUNCHED} registers; a thread is launched with {launched}"
     room = consumer_registers(threads, blocks, arch, _PRODUCER) - _OTHER
     needed = sums + _HELD + _RAW[bits(problem)]
+    if problem.zero_a in STORED_ZEROS or group(problem) == PART // 2:
+        needed += _SCALES
     if needed > room:
         return f"weights and sums take {needed} registers; a consumer has {room} for them"
     return None
