@@ -1,12 +1,12 @@
-// The two rings in shared memory that producer warps fill by the copy engine (TMA) for a block that multiplies quantised
-// weights by 16-bit activations on Hopper (dequant_tma_wgmma.h, dequant_tile_wgmma.h): SLOTS *slots* with a chunk of
-// weights as they are stored, 128 bytes of each of BM rows, with their scales and zero points, and STAGES *stages* of
-// activations, 64 elements of k of COLUMNS columns. Each slot and stage has a barrier of what arrives in it, and one of
-// the consumers that have read it.
+// The two rings in shared memory that producer warps fill by the copy engine (TMA) for a block that multiplies
+// quantised weights by 16-bit activations on Hopper (dequant_tma_wgmma.h, dequant_tile_wgmma.h): SLOTS *slots* with a
+// chunk of weights as they are stored, 128 bytes of each of BM rows, with their scales and zero points, and STAGES
+// *stages* of activations, 64 elements of k of COLUMNS columns. Each slot and stage has a barrier of what arrives in
+// it, and one of the consumers that have read it.
 //
 // SHARE blocks beside each other along x multiply the same activations: each requests a part of the columns of a stage,
-// which TMA multicasts to all of them, and a stage is free when all have read it. Along y the cluster has SPLITS of them.
-// READERS: warps of a block that read a slot; BM / 16 of them read a stage.
+// which TMA multicasts to all of them, and a stage is free when all have read it. Along y the cluster has SPLITS of
+// them. READERS: warps of a block that read a slot; BM / 16 of them read a stage.
 #pragma once
 
 #include "device/dequant_chunk.h"
@@ -48,8 +48,8 @@ struct DequantRings {
     static constexpr int kInputs = SLOTS * kSlot, kBytes = kInputs + STAGES * kStage;
     static constexpr int kBarrierBytes = 2 * (SLOTS + STAGES) * 8;
     static constexpr int kCopiers = BM / kCopied < 3 ? BM / kCopied : 3;  // warps that copy scales
-    // Arrivals that fill a slot: of the thread that requests its box, and of the lanes that copy scales, twice where they
-    // may store a word of scales of bytes themselves.
+    // Arrivals that fill a slot: of the thread that requests its box, and of the lanes that copy scales, twice where
+    // they may store a word of scales of bytes themselves.
     static constexpr int kFills = 1 + kCopiers * kWarp * ((Chunk::kGrouped ? 1 : 0) + (QUANT::kFloat ? 1 : 0));
     static_assert(kWarp == 32 && sizeof(typename Chunk::T) == 2, "16-bit elements in fragments of 32 lanes");
     static_assert(kSlot == Copied::kSlot && Chunk::kS == Copied::kS && Chunk::kZ == Copied::kZ, "one layout");
@@ -147,8 +147,8 @@ struct DequantRings {
     }
 };
 
-// Registers of a thread of a block of BLOCKS resident ones, with WORKERS consumer warps and a warpgroup of producers: at
-// the launch, of a producer (of MOST at most), which leaves most of its own to the consumers, and of a consumer.
+// Registers of a thread of a block of BLOCKS resident ones, with WORKERS consumer warps and a warpgroup of producers:
+// at the launch, of a producer (of MOST at most), which leaves most of its own to the consumers, and of a consumer.
 template <int WORKERS, int BLOCKS, int MOST = 40>
 struct ExchangedRegisters {
     static constexpr int kThreads = 32 * (WORKERS + 4);

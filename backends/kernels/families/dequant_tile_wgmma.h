@@ -1,19 +1,19 @@
-// Quantised weights times many columns of 16-bit activations on Hopper's tensor cores (wgmma, sm_90a), warp-specialised:
-// producer warps fill the rings of dequant_rings.h by the copy engine (TMA); BM / 64 consumer warpgroups, each 64 rows by
-// all BN columns of a tile of D, convert weights to the register operand of wgmma. Scales multiply weights, which are
-// thereby rounded once to the activations' type.
+// Quantised weights times many columns of 16-bit activations on Hopper's tensor cores (wgmma, sm_90a),
+// warp-specialised: producer warps fill the rings of dequant_rings.h by the copy engine (TMA); BM / 64 consumer
+// warpgroups, each 64 rows by all BN columns of a tile of D, convert weights to the register operand of wgmma. Scales
+// multiply weights, which are thereby rounded once to the activations' type.
 //
 // A block takes tiles of D in turn. No warp waits for a tile's end but those that multiply it: while a warpgroup stores
 // its sums, the next tile's weights and activations arrive, and the other warpgroups have the tensor cores. How far
-// warpgroups drift apart only the rings limit. A warp stores its 16 rows by itself, 16 columns at a time, through a patch
-// of shared memory of its own.
+// warpgroups drift apart only the rings limit. A warp stores its 16 rows by itself, 16 columns at a time, through a
+// patch of shared memory of its own.
 //
 // Weights are converted in halves of a stage, 32 elements of k, two instructions' operands: the half that is converted
 // goes to the registers that the half before the running one has left.
 //
-// SHARE blocks of a cluster have neighbouring rows of the same columns, whose activations TMA multicasts to all of them.
-// GROUP rows of tiles are taken together (tile_order.h), so that blocks that run at once share both operands in L2.
-// Producers leave most of their registers to the consumers. BLOCKS: resident blocks of a multiprocessor.
+// SHARE blocks of a cluster have neighbouring rows of the same columns, whose activations TMA multicasts to all of
+// them. GROUP rows of tiles are taken together (tile_order.h), so that blocks that run at once share both operands in
+// L2. Producers leave most of their registers to the consumers. BLOCKS: resident blocks of a multiprocessor.
 #pragma once
 
 #include "device/dequant_rings.h"
@@ -110,8 +110,8 @@ private:
             : reads(warp, all.gemm.k, all.scale_row),
               from(opaque((reads.row + reads.group) * kMapLine + reads.group * 16)) {}
 
-        // Half a stage, number `half` of a slot. (Slots and rows begin at multiples of 128 bytes, so that the words' numbers
-        // are exchanged in an address of the whole.)
+        // Half a stage, number `half` of a slot. (Slots and rows begin at multiples of 128 bytes, so that the words'
+        // numbers are exchanged in an address of the whole.)
         GEMMTUNE_DEVICE void read(const char* weights, int slot, int half) {
             constexpr int kHalf = kPart / 2;
             const char* const begin = weights + slot;
@@ -155,8 +155,8 @@ private:
             : rings(rings), slots(kFilled), stages(kFilled), inputs(shared_matrix(rings.inputs)) {}
 
         GEMMTUNE_DEVICE void wait_weights() const { wait_phase(&rings.full_weights[slots.place], slots.parity); }
-        // Frees the slot and waits for the next one, if there is one. (Behind the last chunk the last slot is read again,
-        // and its weights are not used.)
+        // Frees the slot and waits for the next one, if there is one. (Behind the last chunk the last slot is read
+        // again, and its weights are not used.)
         GEMMTUNE_DEVICE void next_weights(bool more) {
             rings.free_slot(slots.place);
             if (!more) return;
@@ -193,8 +193,8 @@ private:
         }
     }
 
-    // A tile's products. The first half of its weights is converted, and that of the next tile is at the end, if there is
-    // `another` one.
+    // A tile's products. The first half of its weights is converted, and that of the next tile is at the end, if there
+    // is `another` one.
     static GEMMTUNE_DEVICE void multiply_chunks(Consumer& consumer, Converter& converter, int chunks, bool another,
                                                 float (&sum)[BN / 2]) {
         const Rings& rings = consumer.rings;

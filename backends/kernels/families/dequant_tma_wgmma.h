@@ -1,9 +1,8 @@
 // Quantised weights times up to 256 columns of 16-bit activations on Hopper's tensor cores (wgmma, sm_90a), warp-
-// specialised. Producer warps fill two rings in shared memory by the copy engine (TMA): one of chunks of weights as
-// they are stored, 128 bytes of each of BM rows with their scales and zero points, and one of activations, 64 elements
-// of k of all columns a stage. BM / 64 consumer warpgroups, each 64 rows by all columns, convert weights to the register
-// operand of wgmma (dequant_chunk.h). The rings have mbarriers of their own: no consumer waits for another one. TEAMS of
-// them take stages in turn; their sums are added at the end.
+// specialised. Producer warps fill the two rings of dequant_rings.h by the copy engine (TMA): chunks of weights as they
+// are stored, and activations, 64 elements of k of all columns a stage. BM / 64 consumer warpgroups, each 64 rows by
+// all columns, convert weights to the register operand of wgmma (dequant_chunk.h). The rings have mbarriers of their
+// own: no consumer waits for another one. TEAMS of them take stages in turn; their sums are added at the end.
 //
 // With many columns the weights of the next stage are converted between the instructions of this one (kBetween).
 // Scales multiply weights, which are thereby rounded once to the activations' type: sums stay in the instructions'
