@@ -1,9 +1,8 @@
 // Quantised weights times up to 256 columns of 16-bit activations on Hopper's tensor cores (wgmma, sm_90a), warp-
-// specialised. Producer warps fill two rings in shared memory by the copy engine (TMA): one of chunks of weights as
-// they are stored, 128 bytes of each of BM rows with their scales and zero points, and one of activations, 64 elements
-// of k of all columns a stage. BM / 64 consumer warpgroups, each 64 rows by all columns, convert weights to the register
-// operand of wgmma (dequant_chunk.h). The rings have mbarriers of their own: no consumer waits for another one. TEAMS of
-// them take stages in turn; their sums are added at the end.
+// specialised. Producer warps fill the two rings of dequant_rings.h by the copy engine (TMA): chunks of weights as they
+// are stored, and activations, 64 elements of k of all columns a stage. BM / 64 consumer warpgroups, each 64 rows by
+// all columns, convert weights to the register operand of wgmma (dequant_chunk.h). The rings have mbarriers of their
+// own: no consumer waits for another one. TEAMS of them take stages in turn; their sums are added at the end.
 //
 // With many columns the weights of the next stage are converted between the instructions of this one (kBetween).
 // Scales multiply weights, which are thereby rounded once to the activations' type: sums stay in the instructions'
@@ -15,56 +14,35 @@
 // Producers leave most of their registers to the consumers. BLOCKS: resident blocks of a multiprocessor.
 #pragma once
 
-#include "device/dequant_chunk.h"
+#include "device/dequant_rings.h"
 #include "device/tile_sums.h"
 #include "device/wgmma_bytes.h"
 
 namespace gemmtune {
 
-struct ByBoxes {  // dequant_chunk.h: PRODUCTS
-    static constexpr bool kOfWarpgroups = true, kBoxes = true;
-    static constexpr int kPlace = 1024;
-};
-
 template <typename TYPES, typename QUANT, int COLUMNS, int BM, int TEAMS, int SLOTS, int STAGES, int SHARE, int SPLITS,
           int BLOCKS>
 struct DequantTmaWgmma {
-    static constexpr int kDeep = kMapLine * 8 / QUANT::kBits, kPart = 64, kParts = kDeep / kPart;  // of a chunk
     static constexpr int kRowWarps = BM / 16, kWorkers = kRowWarps * TEAMS;
     static constexpr int kThreads = 32 * (kWorkers + 4), kMinBlocks = BLOCKS;
-    using Chunk = DequantChunk<TYPES, QUANT, COLUMNS, 16, kDeep, kRowWarps, ByBoxes>;
-    static constexpr int kCopied = QUANT::kFloat ? 16 : 64;  // rows whose scales a producer warp copies at once
-    using Copied = DequantChunk<TYPES, QUANT, COLUMNS, kCopied, kDeep, BM / kCopied, ByBoxes>;
+    using Rings = DequantRings<TYPES, QUANT, COLUMNS, BM, kWorkers, SLOTS, STAGES, SHARE, SPLITS>;
+    using Chunk = typename Rings::Chunk;
+    static constexpr int kDeep = Rings::kDeep, kPart = Rings::kPart, kParts = Rings::kParts;  // of a chunk
+    static constexpr int kSlot = Rings::kSlot, kStage = Rings::kStage;
     using T = typename Chunk::T;
-    using Args = TensorArgs<2, WeightArgs>;  // maps of the weights, as bytes, and of the activations
+    using Args = typename Rings::Args;
     using End = Finish<TYPES, 1>;
     using Tile = TileSums<End, typename TYPES::D, float, BM, COLUMNS, kWorkers * 32, SPLITS, SHARE, true>;
-    static constexpr int kSlot = Chunk::kSlot, kWeights = BM * kMapLine, kStage = COLUMNS * kMapLine;
-    static constexpr int kInputs = SLOTS * kSlot, kRings = kInputs + STAGES * kStage;
-    static constexpr int kBarriers = kRings > Tile::kPatch ? kRings : Tile::kPatch;
-    static constexpr int kSharedBytes = (kBarriers + 2 * (SLOTS + STAGES) * 8 + 1023) / 1024 * 1024;
-    static constexpr int kCopiers = BM / kCopied < 3 ? BM / kCopied : 3;  // warps that copy scales
-    // Arrivals that fill a slot: of the thread that requests its box, and of the lanes that copy scales, twice where they
-    // may store a word of scales of bytes themselves.
-    static constexpr int kFills = 1 + kCopiers * kWarp * ((Chunk::kGrouped ? 1 : 0) + (QUANT::kFloat ? 1 : 0));
-    // Registers of a thread at the launch, of a producer and of a consumer.
-    static constexpr int kMost = 65536 / BLOCKS / kThreads / 8 * 8, kLaunched = kMost < 248 ? kMost : 248;
-    static constexpr int kProducer = kLaunched < 128 ? 32 : 40;
-    static constexpr int kLeft = (kLaunched * kThreads - kProducer * 128) / (kWorkers * 32) / 8 * 8;
-    static constexpr int kConsumer = kLeft < 240 ? kLeft : 240;
-    static constexpr bool kExchanged = kConsumer > kLaunched;
+    using Registers = ExchangedRegisters<kWorkers, BLOCKS>;
+    static constexpr int kBarriers = Rings::kBytes > Tile::kPatch ? Rings::kBytes : Tile::kPatch;
+    static constexpr int kSharedBytes = (kBarriers + Rings::kBarrierBytes + 1023) / 1024 * 1024;
     static constexpr bool kWaits = true;
-    static_assert(kWarp == 32 && sizeof(T) == 2, "16-bit elements in fragments of 32 lanes");
-    static_assert(kSlot == Copied::kSlot && Chunk::kS == Copied::kS && Chunk::kZ == Copied::kZ, "one layout");
-    static_assert(BM % 64 == 0 && BM <= 256 && SLOTS >= 2 && STAGES >= 2, "wgmma's sizes");
-    static_assert(COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "parts are whole groups of eight lines");
     static_assert(STAGES % TEAMS == 0, "a team has the same stages in every round");
     static_assert(STAGES >= 2 * TEAMS, "a stage is freed while the team multiplies the next one");
-    static_assert(SHARE * SPLITS <= 8, "a cluster has eight blocks");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
         const GemmArgs& args = all.product.gemm;
-        const Rings rings(shared);
+        const Rings rings(shared, kBarriers);
         const int warp = warp_index();
         if (warp == kWorkers && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) rings.start();
@@ -80,9 +58,12 @@ struct DequantTmaWgmma {
         wait_for_launches();
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         if (warp >= kWorkers) {
-            if constexpr (kExchanged) keep_registers<kProducer>();
-            if (warp == kWorkers && lane_index() == 0) copy_inputs(all, begin, count, rings);
-            else if (warp > kWorkers && warp <= kWorkers + kCopiers) copy_weights(all, row, begin, count, rings);
+            if constexpr (Registers::kExchanged) keep_registers<Registers::kProducer>();
+            const int copier = warp - kWorkers - 1;
+            typename Rings::Stages stages(kFree);
+            typename Rings::Slots slots(kFree);
+            if (warp == kWorkers && lane_index() == 0) rings.copy_inputs(all, 0, begin, count, stages);
+            else if (copier >= 0 && copier < Rings::kCopiers) rings.copy_weights(all, row, begin, count, copier, slots);
             warp_barrier();  // reconverges the warp
             named_barrier_sync<kThreads>();
             GEMMTUNE_UNROLL
@@ -90,7 +71,7 @@ struct DequantTmaWgmma {
             show_sums();
             if (SPLITS > 1) cluster_barrier<false>();
         } else {
-            if constexpr (kExchanged) take_registers<kConsumer>();
+            if constexpr (Registers::kExchanged) take_registers<Registers::kConsumer>();
             float sum[COLUMNS / 2];
             multiply_chunks(all.product, row, count, rings, sum);
             float* const patch = reinterpret_cast<float*>(shared);
@@ -121,94 +102,6 @@ private:
         else named_barrier_sync<kThreads>();
     }
     static GEMMTUNE_DEVICE unsigned least(unsigned x, unsigned y) { return x < y ? x : y; }
-    // The current slot or stage of a ring of SIZE, and the parity of the phase to wait for: that of the first phase, or of
-    // the phase before it, which counts as ended.
-    static constexpr unsigned kFilled = 0, kFree = 1;
-    template <int SIZE>
-    struct Ring {
-        int place;
-        unsigned parity;
-        GEMMTUNE_DEVICE explicit Ring(unsigned parity, int place = 0) : place(place), parity(parity) {}
-        GEMMTUNE_DEVICE void advance(int by = 1) {
-            place += by;
-            if (place >= SIZE) place -= SIZE, parity ^= 1;
-        }
-    };
-    // Where the rings and their barriers are. Weights are freed by this block's consumers, activations by all that share
-    // them.
-    struct Rings {
-        char *weights, *inputs;
-        Barrier *full_weights, *free_weights, *full_inputs, *free_inputs;
-
-        GEMMTUNE_DEVICE explicit Rings(char* shared) : weights(shared), inputs(shared + kInputs) {
-            full_weights = reinterpret_cast<Barrier*>(shared + kBarriers), free_weights = full_weights + SLOTS;
-            full_inputs = free_weights + SLOTS, free_inputs = full_inputs + STAGES;
-        }
-        GEMMTUNE_DEVICE void start() const {
-            for (int slot = 0; slot < SLOTS; ++slot)
-                start_barrier(&full_weights[slot], kFills), start_barrier(&free_weights[slot], kWorkers);
-            for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full_inputs[stage], 1), start_barrier(&free_inputs[stage], kRowWarps * SHARE);
-            started_barriers();
-        }
-    };
-    // The rank in the cluster of the block `at` of those that share activations.
-    static GEMMTUNE_DEVICE int sharer(int at) { return static_cast<int>(block_y() % SPLITS) * SHARE + at; }
-
-    // By one thread: this block's parts of the activations of chunks.
-    static GEMMTUNE_DEVICE void copy_inputs(const Args& all, int begin, int count, const Rings& rings) {
-        constexpr int kLines = COLUMNS / SHARE;
-        const int line = static_cast<int>(block_x() % SHARE) * kLines;
-        unsigned sharers = 0;
-        for (int at = 0; at < SHARE; ++at) sharers |= 1u << sharer(at);
-        Ring<STAGES> ring(kFree);
-        GEMMTUNE_ROLL
-        for (int step = begin * kParts; step < (begin + count) * kParts; ++step) {
-            Barrier* const done = &rings.full_inputs[ring.place];
-            char* const to = rings.inputs + ring.place * kStage + line * kMapLine;
-            wait_phase(&rings.free_inputs[ring.place], ring.parity);
-            expect_bytes(done, kStage);
-            if (SHARE == 1) copy_box(to, &all.maps[1], step * kPart, line, 0, done);
-            else copy_box(to, &all.maps[1], step * kPart, line, 0, done, sharers);
-            ring.advance();
-        }
-    }
-
-    // By kCopiers warps: scales and zero points of chunks, kCopied rows in turn; by the first one weights.
-    static GEMMTUNE_DEVICE void copy_weights(const Args& all, int row, int begin, int count, const Rings& rings) {
-        const int k = all.product.gemm.k, copier = warp_index() - kWorkers - 1;
-        Ring<SLOTS> ring(kFree);
-        GEMMTUNE_ROLL
-        for (int chunk = begin; chunk < begin + count; ++chunk) {
-            Barrier* const done = &rings.full_weights[ring.place];
-            char* const slot = rings.weights + ring.place * kSlot;
-            wait_phase(&rings.free_weights[ring.place], ring.parity);
-            if (copier == 0 && lane_index() == 0) {
-                expect_bytes(done, kWeights);
-                copy_box(slot, &all.maps[0], chunk * kMapLine, row, 0, done);
-            }
-            if constexpr (Chunk::kGrouped) {
-                GEMMTUNE_ROLL
-                for (int down = copier * kCopied; down < BM; down += kCopiers * kCopied) {
-                    const typename Copied::ScaleCopies scales(all.product, row + down, down);
-                    scales.chunk(slot, chunk, k - chunk * kDeep);
-                }
-                arrive_after_copies(done);
-                if constexpr (QUANT::kFloat) arrive(done);
-            }
-            ring.advance();
-        }
-    }
-
-    // Permits this and the other producers to overwrite a stage.
-    static GEMMTUNE_DEVICE void release(Barrier* stage) {
-        if (SHARE == 1) {
-            if (lane_index() == 0) arrive(stage);
-        } else if (lane_index() < SHARE) {
-            arrive_at(stage, sharer(lane_index()));
-        }
-    }
-
     static constexpr int kOwn = kParts / TEAMS;  // a team's parts of a chunk
     static constexpr bool kBetween = COLUMNS > 64;
     static_assert(kOwn % 2 == 0, "two parts are held");
@@ -274,8 +167,8 @@ private:
     // What a consumer waits for and frees.
     struct Consumer {
         const Rings& rings;
-        Ring<SLOTS> of_weights;
-        Ring<STAGES> of_inputs;
+        typename Rings::Slots of_weights;
+        typename Rings::Stages of_inputs;
         u64 inputs;
         int last = 0, left;  // the stage before; stages that will be filled again
         bool any = false;
@@ -289,8 +182,7 @@ private:
             wait_phase(&rings.full_weights[of_weights.place], of_weights.parity);
         }
         GEMMTUNE_DEVICE void free_weights() {
-            warp_barrier();  // all lanes have read them
-            if (lane_index() == 0) arrive(&rings.free_weights[of_weights.place]);
+            rings.free_slot(of_weights.place);
             of_weights.advance();
         }
         // The matrix of the stage, which has arrived then.
@@ -301,7 +193,7 @@ private:
         // The stage before has been read. Only stages that will be filled again are freed: their producers wait for
         // this, so their blocks have not exited.
         GEMMTUNE_DEVICE void free_last() {
-            if (any && left > 0) release(&rings.free_inputs[last]), --left;
+            if (any && left > 0) rings.free_stage(last), --left;
             any = true, last = of_inputs.place;
             of_inputs.advance(TEAMS);
         }
@@ -318,7 +210,7 @@ private:
         else multiply_after(consumer, converter, count, sum);
         wait_products<0>();
         settle(sum);
-        if constexpr (!Chunk::kGrouped) scale_rows(all, row + rows * 16, sum);
+        if constexpr (!Chunk::kGrouped) Rings::scale_rows(all, row + rows * 16, sum);
     }
 
     // Converts a stage's weights, while the tensor cores multiply those before.
@@ -381,19 +273,6 @@ private:
                 }
             }
         }
-    }
-
-    // Multiplies the finished sums of a warp's rows, from `row` on, by their only scale.
-    static GEMMTUNE_DEVICE void scale_rows(const WeightArgs& all, int row, float (&sum)[COLUMNS / 2]) {
-        const auto* const scales = static_cast<const typename QUANT::Scale*>(all.scales);
-        float factor[2];
-        GEMMTUNE_UNROLL
-        for (int upper = 0; upper < 2; ++upper) {
-            const int own = row + upper * 8 + lane_index() / 4;
-            factor[upper] = own < all.gemm.m ? widen(scales[own * all.scale_row]) * Chunk::kUnshrunk : 0.0f;
-        }
-        GEMMTUNE_UNROLL
-        for (int at = 0; at < COLUMNS / 2; ++at) sum[at] *= factor[at / 2 % 2];
     }
 };
 

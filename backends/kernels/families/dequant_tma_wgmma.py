@@ -12,37 +12,36 @@ from typing import ClassVar
 from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.cluster import MOST_BLOCKS_OF_CLUSTER, units_of_clusters
-from backends.kernels.dequant_chunk import chunk_bytes, chunk_rule
+from backends.kernels.dequant_rings import (
+    PART,
+    PRODUCERS,
+    consumer_registers,
+    deep,
+    hopper_rule,
+    operands_rule,
+    resident_rule,
+    ring_bytes,
+    unsupported_rings,
+    with_barriers,
+)
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.legality import (
     OTHER_REGISTERS,
     arch_of,
-    capability,
     columns_rule,
     first,
     grid_rule,
     shared_rule,
 )
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
-from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, weight_maps
-from backends.kernels.weights import (
-    WeightClusterConfig,
-    bits,
-    group,
-    lines_rule,
-    quantised,
-    unsupported_weights,
-)
+from backends.kernels.tensor_map import LINE_BYTES, weight_maps
+from backends.kernels.weights import WeightClusterConfig, bits, quantised
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, STORED_ZEROS
 from backends.solution import Parameter
 
-#: The compute capability (times ten) of the one architecture that has wgmma.
-_CAPABILITY = 90
-#: Elements of k in a stage of activations; registers of a thread for two stages' weights, and for those of
-#: one before they are converted; the most columns whose weights are converted as soon as they are read
-#: (dequant_tma_wgmma.h: kBetween).
-_PART, _HELD, _RAW, _FEW = 64, 32, 16, 64
+#: Registers of a thread for two stages' weights, and for those of one before they are converted; the most
+#: columns whose weights are converted as soon as they are read (dequant_tma_wgmma.h: kBetween).
+_HELD, _RAW, _FEW = 32, 16, 64
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: for its weights (times the next for
 #: MXFP4), and for each of its columns; and for its weights where one warpgroup waits for them alone. Bytes
 #: that L2 delivers to a multiprocessor per clock; clocks until a stage arrives; of the launch; of a tile's
@@ -54,8 +53,6 @@ _WEIGHTS, _MX, _COLUMN, _ALONE, _L2_BYTES, _ARRIVES = 30.0, 1.5, 0.31, 44.0, 64.
 _LAUNCH, _END, _SLICE, _FASTER, _BESIDE = 6300.0, 0.35, 1150.0, 2.0, 0.12
 #: The most candidates that are listed, in all and of a tile, a cluster and resident blocks.
 _MOST, _MOST_ALIKE = 72, 2
-#: The allocation unit of shared memory, and the bytes that a block occupies beside what it requests.
-_SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
 
 
 class DequantTmaWgmma(KernelFamily):
@@ -77,26 +74,11 @@ class DequantTmaWgmma(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
-        p = problem
-        if (why := unsupported_weights(p)) is not None:
-            return why
-        if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
-            return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
-        if p.mx and p.dtype_b != "bf16":
-            return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-        if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
-            return (
-                f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
-            )
-        return None
-
-    def deep(self, problem: GemmProblem) -> int:
-        """Elements of k of a chunk: 128 bytes of weights."""
-        return LINE_BYTES * 8 // bits(problem)
+        return unsupported_rings(problem)
 
     def threads(self, values: Values) -> int:
         """Threads of a block: its consumer warps, and a warpgroup of producers."""
-        return number(values, "tile_m") * 2 * number(values, "teams") + 128
+        return number(values, "tile_m") * 2 * number(values, "teams") + PRODUCERS
 
     def tile_n(self, problem: GemmProblem, values: Values) -> int:
         """Columns of the instantiation: whole eights of every block of a cluster that shares them."""
@@ -108,44 +90,35 @@ class DequantTmaWgmma(KernelFamily):
         of two barriers for every slot and stage."""
         rows, columns = number(values, "tile_m"), self.tile_n(problem, values)
         slots, stages = number(values, "slots"), number(values, "stages")
-        chunk = chunk_bytes(problem, rows, 0, self.deep(problem))
-        slot = -(-chunk // _SHARED_UNIT) * _SHARED_UNIT
-        found = max(slots * slot + stages * columns * LINE_BYTES, columns * (rows + 4) * 4)
-        return -(-(found + 16 * (slots + stages)) // _SHARED_UNIT) * _SHARED_UNIT
+        found = ring_bytes(problem, rows, columns, slots, stages)
+        return with_barriers(max(found, columns * (rows + 4) * 4), slots, stages)
 
     def registers(self, values: Values, arch: GpuArch) -> int:
-        """Registers of a consumer's thread (dequant_tma_wgmma.h: kConsumer)."""
-        threads, blocks = self.threads(values), number(values, "blocks_per_unit")
-        launched = min(arch.unit_registers // blocks // threads // 8 * 8, 248)
-        producer = 32 if launched < 128 else 40
-        return min((launched * threads - producer * 128) // (threads - 128) // 8 * 8, 240)
+        """Registers of a consumer's thread."""
+        return consumer_registers(self.threads(values), number(values, "blocks_per_unit"), arch)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the architecture, columns, 16-byte words of every operand, whole
         groups of a chunk, blocks of a cluster, what the copy engine takes, shared memory and registers of all
         blocks of a multiprocessor, the grid."""
-        if capability(environment) != _CAPABILITY:
-            return f"wgmma needs sm_90a, not {environment.arch}"
+        if (broken := hopper_rule(environment)) is not None:
+            return broken
         product, arch = oriented(problem), arch_of(environment)
-        broken = first(
-            columns_rule(product, *self.columns), lines_rule(product), chunk_rule(problem, self.deep(problem))
-        )
+        broken = first(columns_rule(product, *self.columns), operands_rule(product))
         if broken is not None:
             return broken
         share, splits, blocks = (number(values, name) for name in ("share", "splits", "blocks_per_unit"))
         if share * splits > MOST_BLOCKS_OF_CLUSTER:
             return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not share {share} by splits {splits}"
-        teams, parts = number(values, "teams"), self.deep(problem) // _PART
+        teams, parts = number(values, "teams"), deep(problem) // PART
         if parts % (2 * teams):
             return f"a team has two stages of a chunk or more, not {parts} / {teams}"
         columns = self.tile_n(problem, values)
         if columns > self.columns[1]:
             return f"{share} blocks share {columns} columns; wgmma has {self.columns[1]}"
-        if max(one.strides[0] for one in weight_maps(product, 64, 8)) >= MOST_STEP:
-            return "the copy engine takes steps below 2^40 bytes"
         shared, room = self.shared_bytes(problem, values), self.registers(values, arch)
-        if blocks > 1 and blocks * (shared + _BLOCK_SHARED) > arch.unit_shared_bytes:
-            return f"{blocks} blocks take {shared} bytes of shared memory each; {arch.name} has fewer"
+        if (broken := resident_rule(shared, blocks, arch)) is not None:
+            return broken
         if (needed := columns // 2 + _HELD + (_RAW if columns > _FEW else 0)) > room - OTHER_REGISTERS:
             return (
                 f"weights and sums take {needed} registers; a consumer has {room - OTHER_REGISTERS} for them"
@@ -162,7 +135,7 @@ class DequantTmaWgmma(KernelFamily):
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By cost(), the deepest rings of equals first: for every tile, cluster and number of resident blocks
         the rings that cost least."""
-        if capability(environment) != _CAPABILITY or problem.n > self.columns[1]:
+        if hopper_rule(environment) is not None or problem.n > self.columns[1]:
             return
         product, found = oriented(problem), []
         for row in combinations(*self.choices.values()):
@@ -184,12 +157,12 @@ class DequantTmaWgmma(KernelFamily):
         names = ("tile_m", "teams", "slots", "stages", "share", "splits", "blocks_per_unit")
         rows, teams, slots, stages, share, splits, resident = (number(values, name) for name in names)
         p, rates = product.problem, arch_of(environment).rates
-        columns, deep, cluster = self.tile_n(p, values), self.deep(p), share * splits
+        columns, depth, cluster = self.tile_n(p, values), deep(p), share * splits
         units = units_of_clusters(environment, cluster if cluster > 3 else 1)
         blocks = self._blocks(product, values) * splits
         busiest = ceil(blocks / units)
         here = min(resident, busiest)
-        along = ceil(ceil(p.k / deep) / splits) * deep  # elements of k of a block
+        along = ceil(ceil(p.k / depth) / splits) * depth  # elements of k of a block
         weight, slower = bits(p) / 8, _MX if p.mx else 1.0
         multiplied = rows / 64 * (_WEIGHTS * slower + _COLUMN * columns) / 16
         alone = (_ALONE * slower + _COLUMN * columns) / 16 / (teams * here)
@@ -197,7 +170,7 @@ class DequantTmaWgmma(KernelFamily):
         flight = here * (slots - 0.5) * rows * LINE_BYTES / rates.in_flight_bytes
         share_of_units = min(1.0, max(blocks / units / busiest, 1 / _FASTER))
         read = rows * weight * share_of_units / rates.memory_bytes / min(1.0, flight)
-        waited = _ARRIVES / (stages * _PART) / here
+        waited = _ARRIVES / (stages * PART) / here
         times = (multiplied, alone, delivered, read, waited)
         each = max(times) + _BESIDE * (multiplied + delivered + read)
         return _LAUNCH + busiest * (along * each + _END * rows * columns) + _SLICE * (splits - 1)

@@ -27,7 +27,8 @@ from backends.toolchains import clang, triton
 needs_triton = pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing()))
 OURS = {name for name, family in FAMILIES.items() if "cuda" in family.vendors}
 #: Families of one architecture alone.
-HOPPERS = {"tile-wgmma", "dequant-wgmma", "dequant-tma-wgmma", "grouped-wgmma", "grouped-dequant-wgmma"}
+HOPPERS = {"tile-wgmma", "dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "grouped-wgmma",
+           "grouped-dequant-wgmma"}  # fmt: skip
 #: Of one generation of AMD's GPUs alone.
 RDNA = ("tile-wmma", "grouped-wmma", "grouped-dequant-wmma")
 HIPS = {name for name, family in FAMILIES.items() if "hip" in family.vendors}

@@ -51,6 +51,8 @@ QUANTISED = (
     weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"),
     mxfp4(4, 1288, 2880),
 )  # fmt: skip
+#: And of many columns.
+MANY_COLUMNS = (weights(300, 1288, 4096, zero_b="uint4"), mxfp4(4096, 1288, 2880))
 
 
 #: Of 8-bit operands: scales of rows, none, and of blocks.
@@ -127,6 +129,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
+        "dequant-tile-wgmma": MANY_COLUMNS,
         "bytes-ring": BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
@@ -232,19 +235,21 @@ ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
 )  # fmt: skip
 
 
-#: Of a family that may have clusters, which older architectures have not.
-ALONE: dict[str, Parameter] = {"share": 1, "splits": 1}
+#: Of families that may have clusters, which older architectures have not.
+ALONE: dict[str, dict[str, Parameter]] = {
+    "dequant-tma-wgmma": {"share": 1, "splits": 1}, "dequant-tile-wgmma": {"share": 1},
+}  # fmt: skip
 
 
 def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     """Every CUDA family that no list above names, on the first problem with a legal configuration."""
     named = {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)}
-    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
+    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED, *MANY_COLUMNS)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
             of = (GROUPED,) if name in GROUPED_FAMILIES else (*problems, GROUPED_WEIGHTS)
             legal = (one for one in of if legal_values(family, one, H200, 1))
-            yield name, next(legal, SAMPLED[3]), ALONE if name == "dequant-tma-wgmma" else {}
+            yield name, next(legal, SAMPLED[3]), ALONE.get(name, {})
 
 
 @pytest.mark.parametrize(("name", "problem", "given"), [*IN_ONE, *_others()])

@@ -121,11 +121,12 @@ MISTAKES = {
         "if (own < 0) Tile::template lay_out<true>", LONG, CLUSTER,
     ),
     "parts at one place": (
-        "families/dequant_tma_wgmma.h", "ring.place * kStage + line * kMapLine;", "ring.place * kStage;",
+        "device/dequant_rings.h", "ring.place * kStage + line * kMapLine;", "ring.place * kStage;",
         LONG, CLUSTER,
     ),
     "the part of the columns that the first block has": (
-        "families/dequant_tma_wgmma.h", "kPart, line, 0, done, sharers)", "kPart, 0, 0, done, sharers)",
+        "device/dequant_rings.h", "kPart, column + line, 0, done, sharers)",
+        "kPart, column, 0, done, sharers)",
         LONG, CLUSTER,
     ),
     "the first slice of k in every block": (
@@ -143,7 +144,7 @@ MISTAKES = {
         "families/dequant_tma_wgmma.h", "on * kPart % Chunk::kGroup == 0 :", "on % 4 == 0 :", LONG, CHOSEN,
     ),
     "the scale of the upper rows": (
-        "families/dequant_tma_wgmma.h", "sum[at] *= factor[at / 2 % 2];", "sum[at] *= factor[0];",
+        "device/dequant_rings.h", "sum[at] *= factor[at / 2 % 2];", "sum[at] *= factor[0];",
         weights(17, 40, 512, "int8", scale_b="outer"), CHOSEN,
     ),
 }  # fmt: skip
