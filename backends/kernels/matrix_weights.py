@@ -17,8 +17,11 @@ from backends.kernels.weights import WeightConfig, bits, group, quantised, unsup
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: Rows of the lowest tile, and columns of the narrowest.
-_LOW, _NARROW = 32, 16
+#: Rows and columns of a tile that is never too large.
+_LOW, _NARROW = 64, 16
+#: Columns of a tile that is never too narrow, and tiles across of narrower ones, at most: every one of them
+#: converts the weights.
+_WIDE, _MOST_ACROSS = 64, 8
 #: Steps along k of a slice, at least.
 _LEAST_STEPS = 2
 
@@ -52,11 +55,12 @@ class MatrixWeights(MatrixCoreFamily):
         yield from chosen
 
     def _listed(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
-        """Parameters of tiles that are the smallest, or not mostly beyond D, with slices of several steps of
-        k."""
+        """Parameters of tiles that are neither mostly beyond D (unless they are small) nor too narrow for
+        its columns, with slices of several steps along k."""
         names = [name for name in ("instruction", "stages", "splits") if name in self.choices]
+        least = min(_WIDE, problem.n // _MOST_ACROSS)
         for (bm, bn, wm, wn), deep in combinations(self.listed, self.choices["tile_k"]):
-            if bm >= 2 * max(problem.m, _LOW) or bn >= 2 * max(problem.n, _NARROW):
+            if bm >= 2 * max(problem.m, _LOW) or not least <= bn < 2 * max(problem.n, _NARROW):
                 continue
             tile = {"tile_m": bm, "tile_n": bn, "tile_k": deep, "warp_m": wm, "warp_n": wn}
             for rest in combinations(*(self.choices[name] for name in names)):
