@@ -23,7 +23,7 @@ from backends.kernels.grouped import (
     units_of,
     unsupported_groups,
 )
-from backends.kernels.legality import arch_of, first, grid_rule, registers_rule, shared_rule
+from backends.kernels.legality import arch_of, first, grid_rule, registers_rule, shared_rule, sums_rule
 from backends.kernels.matrix_core_tile import (
     BLOCK_CLOCKS,
     LINE_BYTES,
@@ -105,9 +105,8 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
         if scaled_blocks(problem) and t.bk != SCALE_BLOCK:
             return f"a tile along k has one scale of blocks: tile_k is {SCALE_BLOCK}, not {t.bk}"
         further = self.further_sums(t)
-        if t.sums + further > MOST_SUMS:
-            sums = f"{t.sums + further} sums of a lane with the scaled ones"
-            return f"warp_m x warp_n is {sums}; at most {MOST_SUMS}"
+        if (broken := sums_rule(t.sums + further, MOST_SUMS, " with the scaled ones")) is not None:
+            return broken
         shared = t.shared_bytes + table_bytes(problem)
         taken = -(-shared // arch.shared_granule) * arch.shared_granule
         if shared <= arch.block_shared_bytes and blocks * taken > arch.unit_shared_bytes:

@@ -97,6 +97,25 @@ def registers_rule(registers: int, threads: int, arch: GpuArch, accumulated: int
     return None
 
 
+def sums_rule(sums: int, most: int, which: str = "") -> str | None:
+    """Sums of a lane: compilers copy them on their way to D, so that more would spill."""
+    if sums > most:
+        return f"warp_m x warp_n is {sums} sums of a lane{which}; at most {most}"
+    return None
+
+
+def resident_blocks(registers: int, threads: int, shared: int, arch: GpuArch) -> int:
+    """Blocks that a unit runs at once, about: of threads with so many registers for operands and sums, and of
+    so many bytes of shared memory."""
+    granule = arch.register_granule
+    all_registers = -(-min(arch.thread_registers, registers + OTHER_REGISTERS) // granule) * granule
+    room = (
+        arch.unit_shared_bytes // shared, arch.unit_registers // (all_registers * threads),
+        arch.unit_threads // threads, arch.unit_blocks,
+    )  # fmt: skip
+    return max(1, min(room))
+
+
 def grid_rule(blocks: int, threads: int, product: OrientedGemm, arch: GpuArch, splits: int = 1) -> str | None:
     """The grid limits: blocks of the launch (or tiles, which blocks count) of `threads` threads, and blocks
     of the launch that adds slices of k."""

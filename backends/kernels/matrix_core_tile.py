@@ -18,12 +18,13 @@ from backends.environment import Environment
 from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig, KernelFamily, Values, number
 from backends.kernels.legality import (
-    OTHER_REGISTERS,
     arch_of,
     first,
     grid_rule,
     registers_rule,
+    resident_blocks,
     shared_rule,
+    sums_rule,
     threads_rule,
     whole_rule,
 )
@@ -208,14 +209,7 @@ class MatrixTile:
     @property
     def resident(self) -> int:
         """Blocks that a unit runs at once, about."""
-        registers = min(self.arch.thread_registers, self.registers + OTHER_REGISTERS)
-        granule = self.arch.register_granule
-        room = (
-            self.arch.unit_shared_bytes // self.shared_bytes,
-            self.arch.unit_registers // (-(-registers // granule) * granule * self.threads),
-            self.arch.unit_threads // self.threads, self.arch.unit_blocks,
-        )  # fmt: skip
-        return max(1, min(room))
+        return resident_blocks(self.registers, self.threads, self.shared_bytes, self.arch)
 
     def clocks(self, splits: int, environment: Environment) -> float:
         """Roughly a launch's clocks: waves of blocks, and what adds slices of k. For the order of candidates
@@ -223,11 +217,15 @@ class MatrixTile:
         p, units = self.product, max(1, environment.units)
         here = min(self.resident, ceil(self.blocks * splits * p.batch / units))
         waves = max(1.0, self.blocks * p.batch * splits / (units * here))
-        last = 0.0
-        if splits > 1:
-            last = _SECOND_LAUNCH + 2 * p.partial_bytes(splits) / (units * self.arch.rates.memory_bytes)
-        steps = ceil(ceil(p.k / self.bk) / splits)
+        steps, last = ceil(ceil(p.k / self.bk) / splits), self.adding_clocks(splits, units)
         return (waves + ceil(waves)) / 2 * (steps * self.step_clocks(here) + BLOCK_CLOCKS) + last
+
+    def adding_clocks(self, splits: int, units: int) -> float:
+        """Roughly the clocks that adding slices of k takes on a GPU of `units` units."""
+        if splits == 1:
+            return 0.0
+        moved = 2 * self.product.partial_bytes(splits)
+        return _SECOND_LAUNCH + moved / (units * self.arch.rates.memory_bytes)
 
     def step_clocks(self, here: int) -> float:
         """Clocks of a step along k of `here` blocks of one unit: multiplications, shared memory (twice the
@@ -371,15 +369,9 @@ class MatrixCoreFamily(KernelFamily):
         return first(
             threads_rule(t.threads, t.arch),
             shared_rule(t.shared_bytes, t.arch),
-            self._sums_rule(t),
+            sums_rule(t.sums, MOST_SUMS),
             registers_rule(t.registers, t.threads, t.arch, t.sums),
         )
-
-    def _sums_rule(self, t: MatrixTile) -> str | None:
-        """Sums of a lane: compilers copy them on their way to D, so that more would spill."""
-        if t.sums > MOST_SUMS:
-            return f"warp_m x warp_n is {t.sums} sums of a lane; at most {MOST_SUMS}"
-        return None
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
         """The instantiation, one block for each tile and slice of k. Raises ValueError where the architecture

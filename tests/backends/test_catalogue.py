@@ -18,7 +18,15 @@ from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
-WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-gemv")
+WEIGHTS = (
+    "dequant-ring",
+    "dequant-wgmma",
+    "dequant-tma-wgmma",
+    "dequant-tile-wgmma",
+    "dequant-gemv",
+    "dequant-mfma",
+    "dequant-wmma",
+)
 BYTES = ("bytes-ring",)
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (

@@ -1,195 +1,46 @@
-// Grouped products of 4-bit weights by AMD's matrix instructions: blocks compute tiles of D round-robin over all
-// groups' tiles, as in grouped_staged_tile.h. Tiles of weights, as they are stored, and of activations pass through
-// registers to shared memory (staged_pipeline.h, staged_weights.h). Wavefronts dequantise their rows in registers.
-//
-// Weights are the instructions' second operand: a lane has one row of them, and its sums are of the same row, so that
-// it needs one scale and one zero point. The sums of a group of k are multiplied by its scale in fp32 before they are
-// added. No scaled weight is rounded, and MXFP4 is exact whatever its scales.
-//
-// What conversion leaves to subtract of every weight (the power of two of bf16, floating-point zero points) is the
-// same for the whole group. It is subtracted from the group's sums, times the sum of the activations, which an
-// instruction gives whose weights are ones.
+// Grouped products of 4-bit weights by AMD's matrix instructions: blocks compute tiles of D (weight_tile.h) round-robin
+// over all groups' tiles, as in grouped_staged_tile.h.
 #pragma once
 
 #include "device/grouped_tile.h"
 #include "device/matrix_epilogue.h"
-#include "device/staged_pipeline.h"
-#include "device/staged_weights.h"
-#include "device/sum_patch.h"
+#include "device/weight_tile.h"
 
 namespace gemmtune {
 
-// INSTRUCTION: matrix_core.h. QUANT: dequantise.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the
-// weights of every group begin at a multiple of 16 bytes.
-template <typename INSTRUCTION, typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM,
-          int BN, int BK, int WM, int WN, int STAGES>
+// See weight_tile.h; WHOLE_A also says that the weights of every group begin at a multiple of 16 bytes.
+template <typename INSTRUCTION, typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR,
+          int BM, int BN, int BK, int WM, int WN, int STAGES>
 struct GroupedWeightTile {
     using I = INSTRUCTION;
     using Args = GroupedWeightArgs;
     using T = typename TYPES::A;
-    using Sum = typename I::Sum;
-    using Sums = typename I::Sums;
-    static constexpr int kWavesM = BM / WM, kWaves = kWavesM * (BN / WN);
-    static constexpr int kThreads = I::kWave * kWaves, kMinBlocks = 0;
-    static constexpr int kTilesM = WM / I::kLines, kTilesN = WN / I::kLines;
-    using Weights = StagedWeights<I, WHOLE_A, FAR, BM, BK, kThreads>;
-    using Inputs = StagedOperand<T, true, WHOLE_B, FAR, BN, BK, kThreads>;
-    using Read = typename Inputs::template Read<I>;
-    using Scales = LaneScales<T, QUANT, kTilesM, I::kLines, BK>;
-    using Patch = SumPatch<I, WM, WN, true>;
+    using Tile = WeightTile<I, T, QUANT, WHOLE_A, WHOLE_B, FAR, BM, BN, BK, WM, WN, STAGES>;
+    using Sum = typename Tile::Sum;
+    using Patch = typename Tile::Patch;
     using Tiles = GroupedTiles<GROUPS, BN, BM>;
-    static constexpr int kPerStep = Read::kPerStep;             // instructions of a step
-    static constexpr int kRun = QUANT::kGroup / Weights::kDeep;  // steps of a group
-    static constexpr bool kOnes = !QUANT::kFloat && (kSame<T, Bf16> || Scales::kFloats);
-    static constexpr int kTile = Weights::kBytes + Inputs::kBytes;
-    static constexpr int kPipeline = STAGES * kTile, kPatches = kWaves * Patch::kBytes;
-    static constexpr int kTable = kPipeline > kPatches ? kPipeline : kPatches, kSharedBytes = kTable + Tiles::kBytes;
-    static_assert(kWarp == I::kWave, "MFMA is for wavefronts of 64, WMMA for those of 32");
-    static_assert(BM % WM == 0 && BN % WN == 0, "a tile is whole wavefronts' parts");
-    static_assert(WM % I::kLines == 0 && WN % I::kLines == 0, "a wavefront's part is whole instructions");
-    static_assert(QUANT::kBits == 4 && QUANT::kGroup > 0, "4-bit weights with scales of groups of k");
-    static_assert(QUANT::kGroup % Weights::kDeep == 0 && Weights::kSteps == Read::kSteps, "groups are whole steps");
+    static constexpr int kThreads = Tile::kThreads, kMinBlocks = 0;
+    static constexpr int kTable = Tile::kSharedBytes, kSharedBytes = kTable + Tiles::kBytes;
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
         const Tiles tiles(all, shared + kTable);
         const int wave = uniform(warp_index());
-        const int row = wave % kWavesM * WM, column = wave / kWavesM * WN;
+        const int row = wave % Tile::kWavesM * WM, column = wave / Tile::kWavesM * WN;
         Sum* const patch = reinterpret_cast<Sum*>(shared + wave * Patch::kBytes);
         const unsigned last = static_cast<unsigned>(uniform(static_cast<int>(tiles.tiles)));
         GEMMTUNE_ROLL
         for (unsigned tile = block_x(); tile < last; tile += static_cast<unsigned>(all.gemm.blocks)) {
             const GroupedTilePlace at = same_for_all(tiles.place(tile));
             const ScaledArgs own = of_group<1, sizeof(T), typename TYPES::D>(all.gemm, at);
+            const WeightScales scales = {all.scales, all.zeros, all.scale_row, all.scale_group, all.zero_group,
+                                         at.group, all.gemm.m};
             const bool idle = at.row + row >= own.m || column >= own.n;
-            Sums sum[kTilesM][kTilesN] = {};
-            if (idle) multiply<true>(all, own, at, row, column, shared, sum);
-            else multiply<false>(all, own, at, row, column, shared, sum);
+            typename Tile::Sums sum[Tile::kTilesM][Tile::kTilesN] = {};
+            if (idle) Tile::template multiply<true>(own, scales, at.row, 0, AllOfK<BK>(), row, column, shared, sum);
+            else Tile::template multiply<false>(own, scales, at.row, 0, AllOfK<BK>(), row, column, shared, sum);
             if (!idle)
                 Patch::store(sum, patch, [&](int c) { return MatrixFinish<TYPES>(own, 0, at.row + row, column + c); });
             block_barrier();  // sums have been read where the next tile's operands go
-        }
-    }
-
-private:
-    // Adds the tile's products to the wavefront's sums. IDLE: see register_staged_tile.h.
-    template <bool IDLE>
-    static GEMMTUNE_DEVICE void multiply(const Args& all, const ScaledArgs& own, const GroupedTilePlace& at, int row,
-                                         int column, char* shared, Sums (&sum)[kTilesM][kTilesN]) {
-        Weights weights(own.a, own.lda, at.row, own.m, own.k);
-        Inputs inputs(own.b, 0, own.ldb, 0, own.n, 0, own.k);
-        Scales scales(all, at.group, at.row + row);
-        int left = own.k;  // elements of k from the next tile to load on
-        const auto load = [&] {
-            weights.load(left);
-            if (inputs.full() && left >= BK) inputs.load();
-            else inputs.load_edge(left);
-            if constexpr (!IDLE) scales.load(left);
-            left -= BK;
-        };
-        const auto store = [&](char* to) {
-            weights.store(to);
-            inputs.each_chunk([&](int place, const unsigned (&words)[4]) {
-                Words found;
-                paired(words, found);
-                write16(to + Weights::kBytes + place, found);
-            });
-            if constexpr (!IDLE) scales.take();
-        };
-        const auto multiply = [&](const char* tile) {
-            if constexpr (!IDLE) multiply_tile(tile, row, column, scales, sum);
-        };
-        staged_pipeline<STAGES, kTile>((own.k - 1) / BK + 1, shared, load, store, multiply);
-    }
-
-    // A step's operands are read while the step before is multiplied, and no earlier: compilers would read those of the
-    // whole tile at once and run out of registers.
-    static GEMMTUNE_DEVICE void multiply_tile(const char* tile, int row, int column, const Scales& scales,
-                                              Sums (&sum)[kTilesM][kTilesN]) {
-        Words words[2][kTilesM];
-        Packed<I::kWords> inputs[2][kTilesN][kPerStep];
-        const auto read = [&](int step) {
-            Read::run(tile + Weights::kBytes, column, step, inputs[step % 2]);
-            const int number = step / Weights::kOfFour;
-            if (step % Weights::kOfFour == 0) Weights::read(tile, row, number, words[number % 2]);
-        };
-        Sums part[kTilesM][kTilesN], ones[kTilesN];
-        read(0);
-        GEMMTUNE_UNROLL
-        for (int step = 0; step < Weights::kSteps; ++step) {
-            if (step + 1 < Weights::kSteps) read(step + 1);
-            schedule_barrier();
-            if (step % kRun == 0) clear(part, ones);
-            if constexpr (kOnes) add_up(inputs[step % 2], ones);
-            GEMMTUNE_UNROLL
-            for (int m = 0; m < kTilesM; ++m)
-                multiply_step(words[step / Weights::kOfFour % 2][m], step % Weights::kOfFour,
-                              scales.zero(m, step / kRun), inputs[step % 2], part[m]);
-            if ((step + 1) % kRun == 0) add_scaled(part, ones, scales, step / kRun, sum);
-            schedule_barrier();
-        }
-    }
-
-    static GEMMTUNE_DEVICE void clear(Sums (&part)[kTilesM][kTilesN], Sums (&ones)[kTilesN]) {
-        GEMMTUNE_UNROLL
-        for (int n = 0; n < kTilesN; ++n) {
-            ones[n] = {};
-            GEMMTUNE_UNROLL
-            for (int m = 0; m < kTilesM; ++m) part[m][n] = {};
-        }
-    }
-
-    // The products of the step's words of one row of a lane, the `number`-th of four words' steps.
-    static GEMMTUNE_DEVICE void multiply_step(const Words& words, int number, unsigned zero,
-                                              const Packed<I::kWords> (&inputs)[kTilesN][kPerStep],
-                                              Sums (&part)[kTilesN]) {
-        constexpr int kRead = Weights::kRead;
-        Packed<I::kWords> weights[kPerStep];
-        GEMMTUNE_UNROLL
-        for (int word = 0; word < kRead; ++word) {
-            unsigned pairs[4];
-            paired_weights<T, QUANT>(words.at[number * kRead + word], zero, pairs);
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 4; ++i) {
-                const int at = word * 4 + i;
-                weights[at / I::kWords].at[at % I::kWords] = pairs[i];
-            }
-        }
-        GEMMTUNE_UNROLL
-        for (int k = 0; k < kPerStep; ++k) {
-            GEMMTUNE_UNROLL
-            for (int n = 0; n < kTilesN; ++n) I::multiply(part[n], inputs[n][k], weights[k]);
-        }
-    }
-
-    // Adds the sums of the step's activations.
-    static GEMMTUNE_DEVICE void add_up(const Packed<I::kWords> (&inputs)[kTilesN][kPerStep], Sums (&ones)[kTilesN]) {
-        Packed<I::kWords> one;
-        GEMMTUNE_UNROLL
-        for (unsigned& word : one.at) word = PairBits<T>::kOne;
-        GEMMTUNE_UNROLL
-        for (int k = 0; k < kPerStep; ++k) {
-            GEMMTUNE_UNROLL
-            for (int n = 0; n < kTilesN; ++n) I::multiply(ones[n], inputs[n][k], one);
-        }
-    }
-
-    // Adds the sums of group `of`, scaled.
-    static GEMMTUNE_DEVICE void add_scaled(const Sums (&part)[kTilesM][kTilesN], const Sums (&ones)[kTilesN],
-                                           const Scales& scales, int of, Sums (&sum)[kTilesM][kTilesN]) {
-        GEMMTUNE_UNROLL
-        for (int m = 0; m < kTilesM; ++m) {
-            const float scale = scales.scale(m, of), offset = scales.offset(m, of), added = scales.added(m, of);
-            GEMMTUNE_UNROLL
-            for (int n = 0; n < kTilesN; ++n) {
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < I::kSums; ++i) {
-                    float found = part[m][n][i];
-                    if constexpr (kOnes) found -= offset * ones[n][i];
-                    sum[m][n][i] += scale * found;
-                    if constexpr (QUANT::kZero == kAdded) sum[m][n][i] += added * ones[n][i];
-                }
-                computed_here(sum[m][n]);
-            }
         }
     }
 };

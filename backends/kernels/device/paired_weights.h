@@ -3,7 +3,7 @@
 //
 // An integer becomes a float by placing its bits in the mantissa of a power of two whose last bit is worth one
 // (dequantise.h). fp16 subtracts the power with the zero point by one packed addition. Most AMD GPUs have no such
-// instruction for bf16: the power stays, and is subtracted from sums (grouped_weight_tile.h).
+// instruction for bf16: the power stays, and is subtracted from sums (weight_tile.h).
 //
 // A 4-bit float (e2m1) has eight magnitudes. v_perm_b32 looks up their bytes in two registers, four at a time. No
 // weight is subnormal: gfx90a's matrix instructions would take it as zero.

@@ -6,7 +6,6 @@
 // are moved on their way to shared memory so that a lane's lie side by side: it reads four of them at once.
 #pragma once
 
-#include "device/grouped.h"
 #include "device/paired_weights.h"
 #include "device/staged_operand.h"
 
@@ -26,9 +25,9 @@ struct StagedWeights {
 
     Raw raw;
 
-    // From row `row` of `rows` on, and the first element of k; `ld` is in bytes.
-    GEMMTUNE_DEVICE StagedWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 k)
-        : raw(weights, 0, ld, row, rows, 0, k / 2) {}
+    // From row `row` of `rows` on, and from element p of k on, an even one; `ld` is in bytes.
+    GEMMTUNE_DEVICE StagedWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 p, i64 k)
+        : raw(weights, 0, ld, row, rows, p / 2, k / 2) {}
 
     GEMMTUNE_DEVICE void load(int left) {
         if (raw.full() && left >= BK) raw.load();
@@ -70,6 +69,14 @@ private:
     }
 };
 
+// Scales and zero points of weights of `rows` rows, `each` scales a row: those of matrix `matrix`, from one of which to
+// the next there are so many bytes.
+struct WeightScales {
+    const void *scales, *zeros;
+    i64 each, scale_bytes, zero_bytes;
+    int matrix, rows;
+};
+
 // Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES of its wavefront, and of
 // BK elements of k, of which a row has at least as many. Those of the next elements are requested while these are
 // used. Where a row ends, they are read up to its end, and shifted to where they belong. T: of the activations.
@@ -94,18 +101,19 @@ private:
     Stored next_, now_;
 
 public:
-    // Of a group's rows from `row` on. (Of rows beyond the last, whose sums are not stored, the last one's are read.)
-    GEMMTUNE_DEVICE LaneScales(const GroupedWeightArgs& all, int group, int row) {
-        const i64 each = all.scale_row * kSize;
-        scales_ = static_cast<const char*>(all.scales) + group * all.scale_group + row * each;
-        zeros_ = static_cast<const char*>(all.zeros) + group * all.zero_group;
-        zeros_ += kOfRows ? row / 8 * all.scale_row * 4 : row * each;
-        const int last = all.gemm.m - row - 1, line = lane_index() % LINES;
+    // Of the rows from `row` on, from group `first` of k on. (Of rows beyond the last, whose sums are not stored, the
+    // last one's are read.)
+    GEMMTUNE_DEVICE LaneScales(const WeightScales& all, int row, int first) {
+        const i64 each = all.each * kSize;
+        scales_ = static_cast<const char*>(all.scales) + all.matrix * all.scale_bytes + row * each + first * kSize;
+        zeros_ = static_cast<const char*>(all.zeros) + all.matrix * all.zero_bytes + first * kZeroSize;
+        zeros_ += kOfRows ? row / 8 * all.each * 4 : row * each;
+        const int last = all.rows - row - 1, line = lane_index() % LINES;
         GEMMTUNE_UNROLL
         for (int tile = 0; tile < TILES; ++tile) {
             const int wanted = tile * LINES + line, mine = wanted < last ? wanted : last;
             scale_at_[tile] = static_cast<unsigned>(mine) * static_cast<unsigned>(each);
-            zero_at_[tile] = static_cast<unsigned>(mine / 8) * static_cast<unsigned>(all.scale_row * 4);
+            zero_at_[tile] = static_cast<unsigned>(mine / 8) * static_cast<unsigned>(all.each * 4);
         }
     }
 

@@ -10,10 +10,12 @@ from backends.kernels.families.block_tile_2d import BlockTile2d
 from backends.kernels.families.bytes_ring import BytesRing
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
+from backends.kernels.families.dequant_mfma import DequantMfma
 from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.families.dequant_tile_wgmma import DequantTileWgmma
 from backends.kernels.families.dequant_tma_wgmma import DequantTmaWgmma
 from backends.kernels.families.dequant_wgmma import DequantWgmma
+from backends.kernels.families.dequant_wmma import DequantWmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
@@ -51,7 +53,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
         SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(),
-        DequantTileWgmma(), DequantGemv(),
+        DequantTileWgmma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),

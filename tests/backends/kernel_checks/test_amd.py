@@ -26,7 +26,8 @@ from tests.backends.packages.test_package import as_placed
 pytestmark = pytest.mark.clang
 #: Families of one generation's matrix cores, and those of the other generation's.
 OF = {
-    kind: {f"{name}-{kind}" for name in ("tile", "grouped", "grouped-dequant")} for kind in ("mfma", "wmma")
+    kind: {f"{name}-{kind}" for name in ("tile", "dequant", "grouped", "grouped-dequant")}
+    for kind in ("mfma", "wmma")
 }
 WITHOUT = {arch: OF["wmma" if arch.startswith("gfx9") else "mfma"] for arch in ARCHS}
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.

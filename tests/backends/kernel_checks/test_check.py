@@ -30,7 +30,7 @@ OURS = {name for name, family in FAMILIES.items() if "cuda" in family.vendors}
 HOPPERS = {"tile-wgmma", "dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "grouped-wgmma",
            "grouped-dequant-wgmma"}  # fmt: skip
 #: Of one generation of AMD's GPUs alone.
-RDNA = ("tile-wmma", "grouped-wmma", "grouped-dequant-wmma")
+RDNA = ("tile-wmma", "grouped-wmma", "grouped-dequant-wmma", "dequant-wmma")
 HIPS = {name for name, family in FAMILIES.items() if "hip" in family.vendors}
 CUDAS = [name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family)]
 

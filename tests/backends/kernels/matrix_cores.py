@@ -63,7 +63,13 @@ GROUPED = (
 #: And of those for 4-bit weights.
 GROUPED_WEIGHTS = (
     *OWN[:6], "device/grouped.h", "device/grouped_tile.h", "device/paired_weights.h",
-    "device/staged_weights.h", "device/grouped_weight_tile.h", "families/grouped_dequant_mfma.h",
+    "device/staged_weights.h", "device/weight_tile.h", "device/grouped_weight_tile.h",
+    "families/grouped_dequant_mfma.h",
+)  # fmt: skip
+#: The same of one product's.
+PLAIN_WEIGHTS = (
+    *OWN[:6], "device/paired_weights.h", "device/staged_weights.h", "device/weight_tile.h",
+    "device/dequant_matrix_tile.h", "families/dequant_mfma.h",
 )  # fmt: skip
 
 

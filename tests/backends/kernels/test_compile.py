@@ -70,6 +70,7 @@ GROUPED_BYTES = tuple(
 #: (Those of integers differ from dequant-ring's in nothing.)
 GROUPED_WEIGHTS = mxfp4(64, 1536, 2080, groups=8)
 GROUPED_INTEGERS = weights(64, 1536, 2048, zero_b="uint4", groups=8)
+PLAIN_INTEGERS = weights(64, 1536, 2048, zero_b="shift")
 DEQUANTISED = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED_FAMILIES = ("grouped-wgmma", "grouped-ring", "grouped-tile")
 
@@ -104,7 +105,8 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
     [
         *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
         ("grouped-mfma", 64), ("grouped-wmma", 32), ("grouped-dequant-mfma", 64),
-        ("grouped-dequant-wmma", 32), ("tile-mfma", 64), ("tile-wmma", 32),
+        ("grouped-dequant-wmma", 32), ("dequant-mfma", 64), ("dequant-wmma", 32), ("tile-mfma", 64),
+        ("tile-wmma", 32),
         ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64),
     ],
 )  # fmt: skip
@@ -130,6 +132,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "dequant-tile-wgmma": MANY_COLUMNS,
+        **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (QUANTISED[2], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),

@@ -32,7 +32,8 @@ NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-shor
 #: Families of quantised weights, of 8-bit operands and of groups.
 WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
            "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "grouped-tile", "grouped-mfma",
-           "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma"}  # fmt: skip
+           "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma", "dequant-mfma",
+           "dequant-wmma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
