@@ -11,6 +11,7 @@ from backends.kernels.families.bytes_ring import BytesRing
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_ring import DequantRing
+from backends.kernels.families.dequant_tile_mma import DequantTileMma
 from backends.kernels.families.dequant_tma_wgmma import DequantTmaWgmma
 from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
@@ -49,7 +50,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantGemv(),
+        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(), DequantTileMma(),
+        DequantGemv(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
