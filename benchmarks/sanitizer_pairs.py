@@ -98,6 +98,8 @@ QUANTISED += tuple(
         (72, 328, 4096, "int4", "none", "block_1x32", "bf16", {"beta": 1.0}),
         (100, 136, 1040, "int8", "none", "outer", "bf16", {"ldd": 141}),
         (64, 392, 2080, "fp4_e2m1", "none", "block_1x32", None, {}),
+        (300, 520, 1280, "uint4", "float", "block_1x128", "bf16", {}),
+        (531, 264, 672, "fp4_e2m1", "none", "block_1x32", None, {"bias": "bf16"}),
     )
 )  # fmt: skip
 #: 8-bit operands with scales: few columns and many, k of no whole chunk, every kind of scale.

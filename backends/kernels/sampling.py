@@ -55,7 +55,10 @@ _WEIGHTS = (
     ("int8", "outer", "bf16", "none"), ("int8", "block_1x128", "fp32", "none"),
     ("int8", "tensor", "fp32", "none"), ("fp4_e2m1", "block_1x32", "fp8_e8m0", "none"),
 )  # fmt: skip
-_WEIGHT_SIZES = ((1, 4096, 4096), (3, 1288, 4096), (8, 4096, 14336), (17, 1288, 1024), (64, 28672, 4096))
+_WEIGHT_SIZES = (
+    (1, 4096, 4096), (3, 1288, 4096), (8, 4096, 14336), (17, 1288, 1024), (64, 28672, 4096),
+    (515, 6144, 4096),
+)  # fmt: skip
 _WEIGHT_EPILOGUES: tuple[Mapping[str, Any], ...] = ({}, {"beta": 1.0, "bias": "fp32", "dtype_d": "fp32"})
 
 Item = TypeVar("Item")

@@ -18,7 +18,7 @@ from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
-WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv")
+WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-mma", "dequant-gemv")
 BYTES = ("bytes-ring",)
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (

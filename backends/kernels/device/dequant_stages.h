@@ -16,8 +16,8 @@
 
 namespace gemmtune {
 
-// Lines of WORDS 16-byte words in shared memory. A warp reads READ words of neighbouring lines at once: the numbers of a
-// line's words are XORed with order(line), so that these lie in different banks.
+// Lines of WORDS 16-byte words in shared memory. A warp reads READ words of neighbouring lines at once: the numbers of
+// a line's words are XORed with order(line), so that these lie in different banks.
 template <int WORDS, int READ>
 struct BankedLines {
     static constexpr int kBytes = WORDS * 16, kOfBanks = WORDS < 8 ? 8 / WORDS : 1;  // lines in 128 bytes
@@ -115,7 +115,7 @@ struct DequantStages {
             GEMMTUNE_ROLL
             for (int on = row; on < row + kRows && on < BM && block + on < all.gemm.m; on += 8) {
                 const i64 begin = block + on;
-                const int there_m = all.gemm.m - block - on, rows = there_m < 8 ? there_m : 8;
+                const int exist = all.gemm.m - block - on, rows = exist < 8 ? exist : 8;
                 const char* const scales = static_cast<const char*>(all.scales) + begin * ld;
                 if constexpr (QUANT::kFloat)
                     copy_line_bytes<kScaleBytes, 8>(to + on * kScalePitch, scales, ld, at, rows, bytes,
@@ -123,7 +123,8 @@ struct DequantStages {
                 else copy_line_words<kScaleBytes, 8>(to + on * kScalePitch, scales, ld, at, rows, bytes);
                 const char* const zeros = static_cast<const char*>(all.zeros);
                 if constexpr (kFloatZeros)
-                    copy_line_words<kScaleBytes, 8>(to + kZ + on * kScaleBytes, zeros + begin * ld, ld, at, rows, bytes);
+                    copy_line_words<kScaleBytes, 8>(to + kZ + on * kScaleBytes, zeros + begin * ld, ld, at, rows,
+                                                    bytes);
                 if constexpr (QUANT::kZero == kWords)
                     copy_line_words<kScales * 4, 1>(to + kZ + on / 8 * kScales * 4, zeros + begin / 8 * groups * 4,
                                                     groups * 4, static_cast<i64>(page) * kScales * 4, 1, there * 4);

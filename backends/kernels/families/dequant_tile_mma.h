@@ -166,7 +166,8 @@ private:
                 const bool last = tile == kTiles - 1;
                 if (at == 0) pipeline.copy(shared, stage);
                 if (last && step == kSteps - 1) pipeline.next();
-                if (last) read_rows(stage + (step + 1) / kSteps, (step + 1) % kSteps);  // at the end: stale ones, unused
+                // (After the last stage: stale ones, unused.)
+                if (last) read_rows(stage + (step + 1) / kSteps, (step + 1) % kSteps);
                 GEMMTUNE_UNROLL
                 for (int half = 0; half < kHalves; ++half) product(weights[tile % 2], 0, tile, half, inputs, sum);
                 convert((tile + 1) % kTiles);
@@ -214,8 +215,8 @@ private:
     }
 
     // Stores a slice's partial sums of a warp's columns from j on for Reduce.
-    static GEMMTUNE_DEVICE void store_partial(const GemmArgs& args, Task task, const typename Product::Part& part, i64 j,
-                                              const float* patch) {
+    static GEMMTUNE_DEVICE void store_partial(const GemmArgs& args, Task task, const typename Product::Part& part,
+                                              i64 j, const float* patch) {
         const i64 product = static_cast<i64>(task.slice) * args.batch + task.batch;
         float* const to = args.partial + (product * args.n + j) * args.m + part.i;
         Product::store(args, part, j, patch, to, args.m, [](float sum) { return sum; });

@@ -39,8 +39,8 @@ _LEAST = 33
 _SCALES, _PAGES = 8, 2
 #: Columns of a warp's sums that pass through shared memory at once, and their padding (tile_product.h).
 _COLUMNS, _PAD = 16, 4
-#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits and for MXFP4, and that
-#: multiply them by their scales. By counting.
+#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits and for MXFP4, and
+#: that multiply them by their scales. By counting.
 _CONVERT, _CONVERT_MX, _SCALE = {4: 13.0, 8: 10.0}, 22.0, 4.0
 #: Per multiprocessor and clock: multiply-adds of 16-bit floats by mma.sync, by compute capability; bytes of
 #: shared memory, and of L2; instructions.
@@ -51,7 +51,7 @@ _ARRIVAL, _BARRIER = 900.0, 40.0
 #: How sharply the longest of several overlapping costs hides the others (the exponent of a p-norm).
 _OVERLAP = 4.0
 #: The most candidates that are listed, in all, of a shape of the tile, and of what differs in stages alone.
-_MOST, _MOST_OF_SHAPE, _MOST_ALIKE = 72, 10, 2
+_MOST, _MOST_OF_SHAPE, _MOST_ALIKE = 72, 6, 2
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,11 @@ class WeightTile:
         # The blocks of the last wave have a larger share of the device each.
         waves = max(1.0, self._worth * splits / (units * here))
         last = 0.0 if splits == 1 else second_launch_clocks(p.partial_bytes(splits), units)
-        return (waves + ceil(waves)) / 2 * (ceil(p.k / self.bk / splits) * step + BLOCK_CLOCKS) + last
+        return (waves + ceil(waves)) / 2 * (self.slice(splits) / self.bk * step + BLOCK_CLOCKS) + last
+
+    def slice(self, splits: int) -> int:
+        """Elements of k of a slice: whole pages of scales."""
+        return ceil(self.product.k / splits / self.page) * self.page
 
     @property
     def _worth(self) -> float:
@@ -254,11 +258,13 @@ class DequantTileMma(KernelFamily):
             for deep in (32, 64, 128):
                 for stages in (2, 3, 4, 5, 6):
                     for splits in (1, 2, 3, 4, 8):
-                        if splits == 1 or product.k >= 8 * splits * deep:
-                            yield {
-                                "tile_m": bm, "tile_n": bn, "tile_k": deep, "warp_m": wm, "warp_n": wn,
-                                "stages": stages, "group": 8, "splits": splits,
-                            }  # fmt: skip
+                        values: dict[str, Parameter] = {
+                            "tile_m": bm, "tile_n": bn, "tile_k": deep, "warp_m": wm, "warp_n": wn,
+                            "stages": stages, "group": 8, "splits": splits,
+                        }  # fmt: skip
+                        each = self.tile(product, values).slice(splits)
+                        if splits == 1 or (each >= 8 * deep and each * (splits - 1) < product.k):
+                            yield values
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> WeightConfig:
         """The instantiation, one block for each tile and slice of k: slices are whole pages of scales."""

@@ -51,6 +51,8 @@ QUANTISED = (
     weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"),
     mxfp4(4, 1288, 2880),
 )  # fmt: skip
+#: And of many columns.
+MANY_COLUMNS = (weights(300, 1288, 4096, zero_b="uint4"), mxfp4(4096, 1288, 2880))
 
 
 #: Of 8-bit operands: scales of rows, none, and of blocks.
@@ -127,6 +129,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
+        "dequant-tile-mma": MANY_COLUMNS,
         "bytes-ring": BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
@@ -171,7 +174,8 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("bytes-ring", BYTES[0], {"splits": 2}), ("bytes-ring", BYTES[1], {"splits": 2}),
     ("bytes-ring", BYTES[2], {"splits": 2}),
-    ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
+    ("tile-mma", BROAD[0], {"splits": 2}), ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 2}),
+    ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
 
 
@@ -192,6 +196,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
     *(("short-k", problem, {}) for problem in SHORT),
+    *(("dequant-tile-mma", problem, {"splits": 1}) for problem in MANY_COLUMNS),
     ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
     ("bytes-ring", BYTES[2], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
@@ -239,7 +244,7 @@ ALONE: dict[str, Parameter] = {"share": 1, "splits": 1}
 def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     """Every CUDA family that no list above names, on the first problem with a legal configuration."""
     named = {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)}
-    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
+    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED, *MANY_COLUMNS)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
             of = (GROUPED,) if name in GROUPED_FAMILIES else (*problems, GROUPED_WEIGHTS)
