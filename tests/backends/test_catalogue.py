@@ -23,6 +23,7 @@ WEIGHTS = (
     "dequant-wgmma",
     "dequant-tma-wgmma",
     "dequant-tile-wgmma",
+    "dequant-tile-mma",
     "dequant-gemv",
     "dequant-mfma",
     "dequant-wmma",

@@ -12,6 +12,7 @@ from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_mfma import DequantMfma
 from backends.kernels.families.dequant_ring import DequantRing
+from backends.kernels.families.dequant_tile_mma import DequantTileMma
 from backends.kernels.families.dequant_tile_wgmma import DequantTileWgmma
 from backends.kernels.families.dequant_tma_wgmma import DequantTmaWgmma
 from backends.kernels.families.dequant_wgmma import DequantWgmma
@@ -53,7 +54,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
         SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(),
-        DequantTileWgmma(), DequantGemv(), DequantMfma(), DequantWmma(),
+        DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),

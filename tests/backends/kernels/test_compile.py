@@ -131,7 +131,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
-        "dequant-tile-wgmma": MANY_COLUMNS,
+        **dict.fromkeys(("dequant-tile-wgmma", "dequant-tile-mma"), MANY_COLUMNS),
         **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (QUANTISED[2], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
@@ -177,7 +177,8 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("bytes-ring", BYTES[0], {"splits": 2}), ("bytes-ring", BYTES[1], {"splits": 2}),
     ("bytes-ring", BYTES[2], {"splits": 2}),
-    ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
+    ("tile-mma", BROAD[0], {"splits": 2}), ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 2}),
+    ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
 
 
@@ -198,6 +199,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
     *(("short-k", problem, {}) for problem in SHORT),
+    *(("dequant-tile-mma", problem, {"splits": 1}) for problem in MANY_COLUMNS),
     ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
     ("bytes-ring", BYTES[2], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
