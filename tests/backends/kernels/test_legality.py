@@ -31,9 +31,9 @@ NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-shor
           "skinny-shifted", "skinny-mma"}  # fmt: skip
 #: Families of quantised weights, of 8-bit operands and of groups.
 WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
-           "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma", "grouped-tile",
-           "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma", "dequant-mfma",
-           "dequant-wmma"}  # fmt: skip
+           "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma",
+           "grouped-tile", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
+           "dequant-mfma", "dequant-wmma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
