@@ -150,6 +150,8 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "batched": ("cuda-own-batched", families),
     "sanitizer": ("cuda-sanitizer", sanitizer),
     "sanitizer-hopper": ("cuda-sanitizer-hopper", sanitizer),
+    "sanitizer-weights": ("cuda-sanitizer-weights", sanitizer),
+    "sanitizer-tile": ("cuda-sanitizer-tile", sanitizer),
     "amd": ("kernels-check-amd", amd),
 }
 
