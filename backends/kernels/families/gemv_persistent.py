@@ -38,9 +38,13 @@ MOST = 96
 #: The most loads of a row that a thread has in flight.
 MOST_UNROLL = 8
 #: Bytes of first loads per multiprocessor, all its blocks together, that were fastest on an H200 for eight
-#: GEMVs of 4 to 90 MB; then the relative costs of a factor of two from it, of loads that are not prefetched,
-#: and of blocks that are not persistent.
-_FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
+#: GEMVs of 4 to 90 MB; then the relative costs of a factor of two from it, and of loads that are not
+#: prefetched.
+_FIRST, _OFF, _NOT_AHEAD = 64 * 1024, 0.02, 0.04
+#: Relative costs of blocks that are not persistent, with one column and with more; of prefetching their
+#: loads; of more persistent blocks than registers leave room for; and of a factor of two from _THREADS, the
+#: likeliest of a block. Fitted to the recorded tables of an H100 and an H200.
+_ONCE, _ONCE_WIDE, _AHEAD_ONCE, _CROWDED, _OTHER_THREADS, _THREADS = 0.15, 0.2, 0.03, 0.03, 0.01, 256
 #: Registers for addresses and counters, beside operands and sums.
 _ADDRESSES = 20
 
@@ -201,11 +205,11 @@ class GemvPersistent(KernelFamily):
         return max(1, min(arch.unit_threads // threads, warps * warp // threads, arch.unit_blocks))
 
     def _sensible(self, product: OrientedGemm, values: Values, environment: Environment) -> bool:
-        """Whether persistent blocks are all resident at once, for every GEMM of a batch, and have a second
-        iteration."""
-        blocks, units = number(values, "blocks_per_unit"), max(1, environment.units)
-        staying = blocks * units < self._turns(product, values)
-        there = blocks * product.batch <= self._resident(product, values, environment)
+        """Whether persistent blocks have a second iteration and, for every GEMM of a batch, a multiprocessor
+        has threads for all of them at once. (Registers may be fewer than are counted here.)"""
+        blocks, arch = number(values, "blocks_per_unit"), arch_of(environment)
+        staying = blocks * max(1, environment.units) < self._turns(product, values)
+        there = blocks * product.batch * self._threads(values, arch.warp) <= arch.unit_threads
         return self._once(values) or (staying and there)
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
@@ -213,17 +217,21 @@ class GemvPersistent(KernelFamily):
         that its loads in flight sustain. It only orders the candidates; timing decides."""
         units, in_flight = max(1, environment.units), arch_of(environment).rates.in_flight_bytes
         rows, once, turns = number(values, "rows"), self._once(values), self._turns(product, values)
-        stay, line = number(values, "blocks_per_unit"), product.k * product.element_bytes
+        stay, line = number(values, "blocks_per_unit") * product.batch, product.k * product.element_bytes
+        resident = self._resident(product, values, environment)
         if once:
             each = ceil(turns * product.batch / units)
-            here = min(self._resident(product, values, environment), each)
+            here = min(resident, each)
         else:
-            here = stay * product.batch
-            each = here * ceil(turns / (stay * units))
-        asked = here * rows * line
+            here = min(resident, stay)
+            each = stay * ceil(turns * product.batch / (stay * units))
+        asked, ahead = here * rows * line, number(values, "ahead") == 1
         cost = each * rows * line / min(1.0, asked / in_flight)
-        if once:  # few bytes that are all in flight at once need no prefetch
+        other = _OTHER_THREADS * abs(log2(self._threads(values, arch_of(environment).warp) / _THREADS))
+        if once:  # few bytes that are all in flight at once are read as fast
             few = turns * rows * line * product.batch <= units * in_flight
-            return cost * (1 + (_OFF if few == (number(values, "ahead") == 1) else 0) + (0 if few else _ONCE))
-        slow = 0 if number(values, "ahead") or environment.vendor != "cuda" else _NOT_AHEAD
-        return cost * (1 + _OFF * abs(log2(asked / _FIRST)) + slow)
+            slow = 0.0 if few else _ONCE if product.n == 1 else _ONCE_WIDE
+            return cost * (1 + other + slow + (_AHEAD_ONCE if ahead else 0))
+        slow = 0.0 if ahead or environment.vendor != "cuda" else _NOT_AHEAD
+        slow += _CROWDED if stay > resident else 0
+        return cost * (1 + other + slow + _OFF * abs(log2(asked / _FIRST)))

@@ -10,7 +10,7 @@ import torch
 from gemmtune.torch.products import intercepted
 from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.quantised.modules import QuantizedLinear, share
-from gemmtune.torch.quantised.operators import by_row, smallest
+from gemmtune.torch.quantised.operators import MOST_ADDED, by_row, smallest
 from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.served import Served
 from gemmtune.torch.siblings import MOST_WASTED, SIBLINGS, Merged, Siblings, merge
@@ -101,11 +101,11 @@ class WeightGroup(Siblings):
 
     def row(self, m: int, dtype: Any) -> TunedRow | None:
         """The row of the product of all for M rows of a type; None where the siblings compute alone."""
-        weights, has = self._served.weights, self.has_bias
-        row = smallest(weights.get((self._form, dtype, has), {}), m, 0) if m else None
+        weights, has, most = self._served.weights, self.has_bias, m + MOST_ADDED
+        row = smallest(weights.get((self._form, dtype, has), {}), m, 0, most) if m else None
         if row is None or self._wasted >= MOST_WASTED:
             return None
-        alone = [smallest(weights.get((one, dtype, has), {}), m, 0) for one in self.forms]
+        alone = [smallest(weights.get((one, dtype, has), {}), m, 0, most) for one in self.forms]
         if all(one is not None for one in alone):
             seconds = sum(one.row.verdict.seconds for one in alone if one is not None)
             if seconds <= row.row.verdict.seconds:

@@ -19,8 +19,10 @@ from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, tell
 
-#: The most rows that an input is padded to: above, rows of zeros may cost more than dequantising.
-_MOST_PADDED = 64
+#: The most rows of zeros behind an input. On an H100 a row of zeros times 4096 x 4096 weights takes 0.04 us,
+#: and dequantising these for torch 130 us (benchmarks/recorded/h100-prefill.npz), the time of 3000 rows;
+#: slower tensor cores beside equal memory have fewer.
+MOST_ADDED = 1024
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
@@ -84,7 +86,7 @@ def by_row(
     fixed = weight.data_ptr() | scales.data_ptr()
     for one in (zeros, bias):
         fixed |= 0 if one is None else one.data_ptr()
-    row = smallest(rows, m, fixed | x.data_ptr())
+    row = smallest(rows, m, fixed | x.data_ptr(), m + MOST_ADDED)
     if row is None:
         return None
     wanted = row.product.m
@@ -103,13 +105,13 @@ def by_row(
     return out[:m].view(*lead, product.n)
 
 
-def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | None:
-    """The row of the smallest M that is at least `m` and may run now; `addresses` are all of the call's,
-    or-ed."""
+def smallest(rows: dict[int, TunedRow], m: int, addresses: int, most: int) -> TunedRow | None:
+    """The row of the smallest M that is `m` or up to `most` and may run now; `addresses` are all of the
+    call's, or-ed."""
     exact = rows.get(m)
     if exact is not None and (found := exact.applies(addresses)) is not None:
         return found
-    for size in sorted(size for size in rows if m < size <= _MOST_PADDED):
+    for size in sorted(size for size in rows if m < size <= most):
         if (found := rows[size].applies(addresses)) is not None:
             return found
     return None

@@ -16,6 +16,8 @@ from gemmtune.torch.quantised.scaled import ScaledProduct, by_torch, product_of
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.watch import WATCHERS, tell
 
+#: The most rows that an input is padded to: above, rows of zeros may cost more than torch's own product.
+_MOST_PADDED = 64
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
     "linear_w8a8(Tensor input, Tensor weight, Tensor scale_x, Tensor scale_w, Tensor? bias, "
@@ -55,7 +57,7 @@ def _by_row(
     every = x.data_ptr() | scale_x.data_ptr()
     for one in fixed:
         every |= one.data_ptr()
-    row = smallest(rows, p.m, every)
+    row = smallest(rows, p.m, every, _MOST_PADDED)
     if row is None:
         return None
     wanted = row.product.m

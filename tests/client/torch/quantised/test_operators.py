@@ -12,6 +12,7 @@ import gemmtune.torch
 import pytest
 import torch
 from gemmtune.torch import WeightError, linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.operators import MOST_ADDED, smallest
 from gemmtune.torch.quantised.stored import QuantizedWeight
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -101,6 +102,23 @@ def test_rows_between_are_padded_to_the_next(weight_table: Table) -> None:
         x = torch.randn(max(ROWS) + 1, K, dtype=torch.bfloat16)
         assert right(call(x, weight), x, weight)
     assert tally(count) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("m", "found"),
+    [(1, 128), (64, 128), (128, 128), (129, None), (176, 1200), (1200, 1200), (1201, None)],
+)
+def test_so_many_rows_of_zeros_are_added_at_most(m: int, found: int | None) -> None:
+    class Row:
+        def __init__(self, m: int) -> None:
+            self.m = m
+
+        def applies(self, addresses: int) -> Row:
+            return self
+
+    rows = {size: Row(size) for size in (128, 1200, 9000)}
+    row = smallest(rows, m, 0, m + MOST_ADDED)  # type: ignore[arg-type]
+    assert getattr(row, "m", None) == found
 
 
 def test_what_no_row_is_for_is_torchs(weight_table: Table) -> None:
