@@ -113,20 +113,24 @@ def has_waiting(connection: Connection, device_class_id: str, priority: int = IN
     return connection.execute(query).first() is not None
 
 
-def next_queued(
-    connection: Connection, device_class_id: str
-) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The problem and the policy of the class's job that runs next, unless a more urgent one comes; None if
-    none is queued."""
-    first = _in_order(device_class_id).add_columns(_job.c.problem_id, _job.c.policy_id).limit(1).subquery()
+def next_queued(connection: Connection, device_class_id: str, after: StartedJob) -> dict[str, Any] | None:
+    """Problem, policy and request of the queued job that the worker of the running job `after` probably takes
+    next: of the class's running jobs the first that started ends first. None if fewer are queued."""
+    mine = select(_job.c.started_at).where(_job.c.number == after.number).scalar_subquery()
+    earlier = select(func.count()).where(
+        _job.c.device_class_id == device_class_id, _job.c.status == "running", _job.c.started_at < mine
+    )
+    place = connection.execute(earlier).scalar_one()
+    wanted = (_job.c.problem_id, _job.c.policy_id, _job.c.request)
+    found = _in_order(device_class_id).add_columns(*wanted).limit(1).offset(place).subquery()
     problem, policy = table(models.Problem), table(models.Policy)
     query = (
-        select(problem.c.content, policy.c.content)
-        .join(first, first.c.problem_id == problem.c.id)
-        .join(policy, policy.c.id == first.c.policy_id)
+        select(problem.c.content.label("problem"), policy.c.content.label("policy"), found.c.request)
+        .join(found, found.c.problem_id == problem.c.id)
+        .join(policy, policy.c.id == found.c.policy_id)
     )
-    row = connection.execute(query).first()
-    return None if row is None else (row[0], row[1])
+    row = connection.execute(query).mappings().first()
+    return None if row is None else dict(row)
 
 
 @dataclass(frozen=True)

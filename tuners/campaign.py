@@ -149,10 +149,11 @@ class Campaign:
                 continue
             yield Started(index, problem)
             self._session = session
-            ahead = [other for _, other in order[place + 1 : place + 2]]
+            ahead = order[place + 1 : place + 2]
             for outcome in session.run(stored):
-                while ahead:  # this problem's candidates are listed by now
-                    self.runner.list_ahead(ahead.pop(), settings.policy)
+                for _, other in ahead:  # this problem's candidates are listed by now
+                    self.runner.list_ahead(other, settings.policy, settings.search.families)
+                ahead = []
                 yield Measured(index, outcome)
                 if self._stopped:
                     session.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Self, TypeVar
 from pebble import ProcessExpired
 
 from backends.cache import BinaryCache
-from backends.errors import DeviceError
+from backends.errors import DeviceError, GemmtuneError
 from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
@@ -36,6 +37,8 @@ from tuners.second_process import SecondProcess
 from tuners.space import Listing, Space, listed, search_space
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 #: A call hangs if it takes longer than HANG_SECONDS plus LONG times its typical duration.
 HANG_SECONDS, LONG = 10.0, 10.0
@@ -154,18 +157,27 @@ class DeviceClient:
         """Whether the next problem's candidates can be listed while one is measured."""
         return self._listing is not None
 
-    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
-        """Begins to list the candidates of the problem that is probably measured next; from any thread. What
-        only the open device can list is left out. Raises ResourcesExhausted, DeviceLost."""
-        if self._listing is None:
+    def list_ahead(
+        self, problem: GemmProblem, policy: MeasurementPolicy, families: Sequence[str] | None = None
+    ) -> None:
+        """Begins to list the candidates of the problem that is probably measured next, of `families` (None:
+        of all); from any thread. What only the open device can list is left out. It is done while a task is
+        measured whose launches a graph times, which other processes do not disturb. A failure is logged: it
+        shows again when the problem is measured."""
+        task = self._task
+        if self._listing is None or task is None or task.policy.mode != "graph":
             return
         here = self.environment
-        names = [
-            name
-            for name, family in self.backend.families().items()
-            if name not in self._asked and family.unavailable(here) is None and family.supports(problem)
-        ]
-        self._listing.list_ahead(names, problem, here, policy.max_workspace_bytes)
+        try:
+            names = [
+                name
+                for name, family in self.backend.families().items()
+                if name not in self._asked and (families is None or name in families)
+                if family.unavailable(here) is None and family.supports(problem)
+            ]
+            self._listing.list_ahead(names, problem, here, policy.max_workspace_bytes)
+        except GemmtuneError as error:
+            _log.warning("the candidates of %s are not listed ahead: %s", problem.slug, error)
 
     def _listed(self, task: Task, names: Sequence[str]) -> dict[str, Listing]:
         """The candidates of families: the device process asks the libraries, and the listing processes, or

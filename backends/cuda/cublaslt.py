@@ -50,9 +50,9 @@ from backends.solution import Parameter, Solution
 
 #: Where no limit is set: NVIDIA's own advice for Hopper and later, which frameworks follow.
 WORKSPACE_BYTES = 32 * 2**20
-#: The most configurations that are listed: each pair of algorithm and tile, and the next clusters and
-#: stages of the likeliest. The space has all of them. To list the 1,300 that cuBLAS 13.1 takes for most
-#: problems, and to have a learnt model go through them, costs a search about 0.1 s.
+#: The most configurations that are listed: the heuristics' answers, then pairs of algorithm and tile in
+#: turns, each with its next stages and cluster. The space has all. To list the 1,300 that cuBLAS 13.1 takes
+#: for most problems, and to have a learnt model go through them, costs a search about 0.1 s.
 MOST_LISTED = 256
 #: How legal triples are found: changes with base_configurations(), so that what is kept is found anew.
 _TRIPLES = "1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.environment import Environment
 from backends.kernels.family import KernelConfig
 
 #: The largest cluster size that every device supports.
@@ -53,8 +52,8 @@ def scheduled_threads(threads: int) -> int:
     return -(-threads // _SCHEDULED) * _SCHEDULED
 
 
-def units_of_clusters(environment: Environment, cluster: int) -> int:
-    """Multiprocessors that clusters of `cluster` blocks can run on: each cluster lies within one part of the
-    device, and large ones leave some of the part's multiprocessors out."""
-    units, of_part = max(1, environment.units), _PART_FOR_CLUSTERS // cluster * cluster
+def units_of_clusters(units: int, cluster: int) -> int:
+    """Of a device's `units` multiprocessors those that clusters of `cluster` blocks can run on: each cluster
+    lies within one part of the device, and large ones leave some of the part's multiprocessors out."""
+    units, of_part = max(1, units), _PART_FOR_CLUSTERS // cluster * cluster
     return units if cluster <= 2 else max(cluster, units // _PART * of_part)

@@ -1,5 +1,5 @@
-"""The rings of weights and activations that Hopper's copy engine fills (dequant_rings.h): which weights they
-hold, their bytes, the registers of those that read them, and what their operands must be."""
+"""The rings of weights and activations that Hopper's copy engine fills (dequant_rings.h): their bytes, the
+registers of those that read them, and what their operands must be."""
 
 from __future__ import annotations
 
@@ -9,32 +9,17 @@ from backends.kernels.dequant_chunk import chunk_bytes, chunk_rule
 from backends.kernels.legality import capability, first
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, weight_maps
-from backends.kernels.weights import bits, group, lines_rule, unsupported_weights
+from backends.kernels.weights import bits, lines_rule
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, STORED_ZEROS
 
 #: The compute capability (times ten) of the one architecture that has wgmma.
 HOPPER = 90
-#: Elements of k in a stage of activations, the most columns of an instruction, and rows of a warpgroup.
-PART, MOST_COLUMNS, ROWS = 64, 256, 64
+#: Elements of k in a stage of activations, and rows of a warpgroup.
+PART, ROWS = 64, 64
 #: Threads of the producers' warpgroup.
 PRODUCERS = 128
 #: The allocation unit of shared memory, and the bytes that a block occupies beside what it requests.
 _SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
-
-
-def unsupported_rings(p: GemmProblem) -> str | None:
-    """Why no kernel that multiplies weights by their scales has the problem's types, scales or zero points,
-    or None."""
-    if (why := unsupported_weights(p)) is not None:
-        return why
-    if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
-        return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
-    if p.mx and p.dtype_b != "bf16":
-        return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-    if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
-        return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
-    return None
 
 
 def deep(problem: GemmProblem) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product as combinations
+from math import ceil
 
 from backends.archs import GpuArch
 from backends.environment import Environment
@@ -65,8 +66,9 @@ class MatrixWeights(MatrixCoreFamily):
             tile = {"tile_m": bm, "tile_n": bn, "tile_k": deep, "warp_m": wm, "warp_n": wn}
             for rest in combinations(*(self.choices[name] for name in names)):
                 values: Mapping[str, Parameter] = {**tile, **dict(zip(names, rest, strict=True)), "group": 8}
-                splits = number(values, "splits")
-                if splits == 1 or problem.k >= _LEAST_STEPS * splits * number(values, "tile_k"):
+                splits, steps = number(values, "splits"), ceil(problem.k / number(values, "tile_k"))
+                full = ceil(steps / splits) * (splits - 1) < steps  # no slice is empty
+                if splits == 1 or (steps >= _LEAST_STEPS * splits and full):
                     yield {name: values[name] for name in self.choices}
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:

@@ -14,7 +14,7 @@ from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGe
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, MX_GROUP, groups_of
+from backends.quantisation import GROUPS, MX_GROUP, STORED_ZEROS, groups_of
 
 #: dequantise.h: enum Zero.
 ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
@@ -113,6 +113,20 @@ def unsupported_elements(p: GemmProblem) -> str | None:
         return f"our kernels have no C of {p.dtype_c} or D of {p.dtype_d}"
     if p.bias is not None and p.bias not in CPP_TYPES:
         return f"our kernels add no bias of {p.bias}"
+    return None
+
+
+def unsupported_scaled_weights(p: GemmProblem) -> str | None:
+    """Why no kernel that multiplies weights by their scales has the problem's types, scales or zero points,
+    or None."""
+    if (why := unsupported_weights(p)) is not None:
+        return why
+    if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
+        return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
+    if p.mx and p.dtype_b != "bf16":
+        return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
+    if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
+        return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
     return None
 
 

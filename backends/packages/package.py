@@ -59,6 +59,8 @@ _OF_CPUS = ("packed", "stream")
 _PADDED = {"tile-wgmma-padded": "tile-wgmma"}
 #: Parameters that set the number of blocks per multiprocessor.
 _PER_UNIT = ("programs_per_unit", "blocks_per_unit")
+#: Families of which blocks_per_unit only says how many are resident.
+_RESIDENT = ("dequant-tma-wgmma",)
 _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b"}
 
 
@@ -94,7 +96,10 @@ def family_of(solution: Solution) -> GpuFamily:
 
 def follows_units(solution: Solution) -> bool:
     """Whether the grid depends on the number of multiprocessors, as in persistent kernels and Stream-K. (With
-    blocks_per_unit = 0 a persistent GEMV launches one block per turn on every device.)"""
+    blocks_per_unit = 0 a persistent GEMV launches one block per turn on every device, and with persistent = 0
+    dequant-tile-wgmma one per tile.)"""
+    if solution.family in _RESIDENT or solution.parameters.get("persistent") == 0:
+        return False
     return any(solution.parameters.get(name) for name in _PER_UNIT)
 
 

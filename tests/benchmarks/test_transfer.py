@@ -20,11 +20,11 @@ SKINNY = Solution(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_held_out_numbers_of_tokens_are_answered_well_or_refused(number: int) -> None:
     name, rows = list(transfer.tables())[number]
     found = transfer.summary(transfer.held_out(rows[:120], 30))
-    assert found["asked"] >= 8, name
+    assert found["asked"] >= (2 if name.startswith("h100-prefill") else 8), name  # of four problems
     assert found["over"] == 0, name
     assert found["refused"] + found["answered"] == found["asked"]
 

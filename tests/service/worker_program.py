@@ -93,7 +93,9 @@ class PlannedRunner(RecordedRunner):
         self.step("open", task.problem.id)
         return super().open(task)
 
-    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
+    def list_ahead(
+        self, problem: GemmProblem, policy: MeasurementPolicy, families: Sequence[str] | None = None
+    ) -> None:
         self.step("ahead", problem.id)
 
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:

@@ -116,7 +116,9 @@ class RecordedRunner:
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         return search_space(task.problem, self.backend, self.environment, task.policy, families)
 
-    def list_ahead(self, problem: GemmProblem, policy: MeasurementPolicy) -> None:
+    def list_ahead(
+        self, problem: GemmProblem, policy: MeasurementPolicy, families: Sequence[str] | None = None
+    ) -> None:
         self.ahead.append(problem)
 
     def tells_neighbours(self, family: str) -> bool:

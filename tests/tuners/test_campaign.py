@@ -81,7 +81,7 @@ def test_the_next_problem_is_listed_once_this_one_is(
     runner: DeviceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(runner, "list_ahead", lambda problem, _: told.append(problem.id))
+    monkeypatch.setattr(runner, "list_ahead", lambda problem, *_: told.append(problem.id))
     events = campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run()
     told.extend(type(event).__name__ for event in events)
     assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backends.cache import BinaryCache
-from backends.errors import DeviceMemoryExceeded, StorageError
+from backends.errors import DeviceLost, DeviceMemoryExceeded, StorageError
+from backends.kernel_checks.candidates import environment_of
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_linear, from_mm
-from backends.registry import find_device
+from backends.registry import backend, find_device
 from backends.solution import Solution
 from tuners.budget import Budget, Search
 from tuners.device_client import HANG_SECONDS, SETUP_SECONDS, DeviceClient
@@ -53,6 +55,46 @@ def test_a_whole_session_on_this_cpu(runner: DeviceClient) -> None:
     assert verdict.winner in verdict.tie_set
     assert session.rotation is not None
     assert session.rotation.sets > 1, "operands rotate: the measurement is cold"
+
+
+@pytest.mark.parametrize(
+    ("mode", "families", "given"),
+    [("graph", None, ["gemv", "gemv-persistent"]), ("graph", ("gemv",), ["gemv"]), ("eager", None, None)],
+)
+def test_what_is_listed_ahead(
+    mode: str,
+    families: tuple[str, ...] | None,
+    given: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Families that run the problem and need no open device, while a graph times what is measured."""
+    problem, asked = from_linear(1, 4096, 4096, "bf16"), []
+
+    class Listing:
+        def list_ahead(self, names: list[str], *of: object) -> None:
+            asked.append((names, of))
+            raise DeviceLost("planted")
+
+    client = object.__new__(DeviceClient)
+    client.backend = backend("cuda")
+    client.environment = replace(environment_of("sm_90"), libraries={"nvrtc": "13.0"})
+    client._asked = {"cublaslt"}
+    monkeypatch.setattr(client, "_listing", Listing(), raising=False)
+    client._task = None
+    client.list_ahead(problem, MeasurementPolicy())
+    assert asked == [], "nothing is measured yet"
+    client._task = Task(from_mm(8, 8, 8), MeasurementPolicy(mode=mode), 0)
+    client.list_ahead(problem, MeasurementPolicy(max_workspace_bytes=7), families)
+    if given is None:
+        assert asked == []
+        return
+    ((names, of),) = asked
+    assert of == (problem, client.environment, 7)
+    assert set(given) <= set(names)
+    assert not {"cublaslt", "skinny"} & set(names), "asks the device; is for more columns"
+    assert families is None or names == given
+    assert "not listed ahead: planted" in caplog.text
 
 
 def _kept(_process: DeviceProcess) -> tuple[int, int]:

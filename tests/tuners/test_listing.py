@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle
 
 import pytest
 
 from backends.errors import DeviceError, DeviceLost, UnsupportedProblem
 from backends.kernel_checks.candidates import environment_of
-from backends.problem import GemmProblem, from_blas
+from backends.problem import from_blas
 from backends.registry import backend
 from tuners import listing
 from tuners.listing import ListingPool
@@ -40,14 +42,7 @@ def test_the_lists_are_those_of_this_process_in_order(pool: ListingPool) -> None
 def test_lists_that_were_begun_ahead_are_waited_for(
     pool: ListingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[str] = []
-    schedule = pool._schedule
-
-    def counted(call: Callable[..., object], *arguments: object) -> object:
-        calls.append(str(arguments[0]))
-        return schedule(call, *arguments)
-
-    monkeypatch.setattr(pool, "_schedule", counted)
+    calls = counted(pool, monkeypatch)
     pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
     pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
     assert calls == FAMILIES[:3], "the second time nothing is new"
@@ -59,12 +54,56 @@ def test_lists_that_were_begun_ahead_are_waited_for(
     assert calls == [*FAMILIES, FAMILIES[0]], "what was taken is listed anew"
 
 
-@pytest.mark.parametrize(
-    ("problem", "limit"), [(from_blas(4096, 32, 4096, "bf16", trans_a="T"), None), (PROBLEM, 2**20)]
-)
-def test_a_wrong_guess_changes_nothing(pool: ListingPool, problem: GemmProblem, limit: int | None) -> None:
-    pool.list_ahead(FAMILIES, problem, HERE, limit)
-    assert pool.begin(FAMILIES, PROBLEM, HERE, None)() == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
+def test_a_wrong_guess_changes_nothing(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(pool, monkeypatch)
+    for guess, limit in ((from_blas(4096, 32, 4096, "bf16", trans_a="T"), None), (PROBLEM, 2**20)):
+        pool.list_ahead(FAMILIES[:2], guess, HERE, limit)
+        calls.clear()
+        found = pool.begin(FAMILIES[:2], PROBLEM, HERE, None)()
+        assert calls == FAMILIES[:2], "of another problem or limit"
+        assert found == listed(FAMILIES[:2], PROBLEM, CUDA, HERE, None)
+
+
+def test_a_list_that_has_begun_is_not_begun_ahead(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = pool.begin(FAMILIES[:1], PROBLEM, HERE, None)
+    calls = counted(pool, monkeypatch)
+    pool.list_ahead(FAMILIES[:1], PROBLEM, HERE, None)
+    assert calls == []
+    assert lists() == listed(FAMILIES[:1], PROBLEM, CUDA, HERE, None)
+
+
+def test_threads_that_guess_change_no_list(pool: ListingPool) -> None:
+    problems = [from_blas(4096, n, 4096, "bf16", trans_a="T") for n in (8, 16, 24)]
+    ended = threading.Event()
+
+    def guess() -> None:
+        for problem in cycle(problems):
+            if ended.wait(0.001):
+                return
+            pool.list_ahead(["stream-k"], problem, HERE, None)
+
+    guessing = threading.Thread(target=guess)
+    guessing.start()
+    try:
+        for problem in problems * 3:
+            found = pool.begin(["stream-k"], problem, HERE, None)()
+            assert found == listed(["stream-k"], problem, CUDA, HERE, None)
+    finally:
+        ended.set()
+        guessing.join()
+
+
+def counted(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The families that are scheduled from now on."""
+    calls: list[str] = []
+    schedule = pool._schedule
+
+    def one(call: Callable[..., object], *arguments: object) -> object:
+        calls.append(str(arguments[0]))
+        return schedule(call, *arguments)
+
+    monkeypatch.setattr(pool, "_schedule", one)
+    return calls
 
 
 def test_a_family_whose_process_is_killed_is_listed_here(

@@ -28,9 +28,16 @@ from backends.kernels.legality import (
 )
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_core_tile import BLOCK_CLOCKS, second_launch_clocks
-from backends.kernels.weights import WeightConfig, bits, group, lines_rule, quantised, unsupported_weights
+from backends.kernels.weights import (
+    WeightConfig,
+    bits,
+    group,
+    lines_rule,
+    quantised,
+    unsupported_scaled_weights,
+)
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, STORED_ZEROS
+from backends.quantisation import STORED_ZEROS
 from backends.solution import Parameter
 
 #: The fewest columns.
@@ -55,7 +62,7 @@ _MOST, _MOST_OF_SHAPE, _MOST_ALIKE = 72, 6, 2
 
 
 @dataclass(frozen=True)
-class WeightTile:
+class DequantTile:
     """The template numbers of dequant_tile_mma.h, and what is derived from them for one product."""
 
     product: OrientedGemm
@@ -195,23 +202,12 @@ class DequantTileMma(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
-        p = problem
-        if (why := unsupported_weights(p)) is not None:
-            return why
-        if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
-            return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
-        if p.mx and p.dtype_b != "bf16":
-            return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-        if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
-            return (
-                f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
-            )
-        return None
+        return unsupported_scaled_weights(problem)
 
-    def tile(self, product: OrientedGemm, values: Values) -> WeightTile:
+    def tile(self, product: OrientedGemm, values: Values) -> DequantTile:
         """The numbers of a configuration."""
         names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
-        return WeightTile(product, *(number(values, name) for name in names))
+        return DequantTile(product, *(number(values, name) for name in names))
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: columns, the architecture, 16-byte words of every operand, whole
@@ -288,7 +284,7 @@ def _product_rule(product: OrientedGemm, environment: Environment) -> str | None
     return broken
 
 
-def _tile_rule(t: WeightTile) -> str | None:
+def _tile_rule(t: DequantTile) -> str | None:
     """The rule that a tile breaks whatever the device is, or None."""
     broken = whole_rule(t.bm, t.wm, "tile_m", "warp_m") or whole_rule(t.bn, t.wn, "tile_n", "warp_n")
     if broken is not None:

@@ -24,14 +24,20 @@ from backends.kernels.dequant_rings import (
     operands_rule,
     resident_rule,
     ring_bytes,
-    unsupported_rings,
     with_barriers,
 )
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.legality import arch_of, grid_rule, shared_rule
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import weight_maps
-from backends.kernels.weights import WeightArgs, WeightClusterConfig, bits, group, quantised
+from backends.kernels.weights import (
+    WeightArgs,
+    WeightClusterConfig,
+    bits,
+    group,
+    quantised,
+    unsupported_scaled_weights,
+)
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.quantisation import STORED_ZEROS
@@ -69,7 +75,7 @@ class TilesConfig(WeightClusterConfig):
         """See KernelConfig. Clusters take tiles round-robin, so any number of them is correct."""
         if self.resident == 0:
             return self
-        most = _units(units, self.tiles) * self.resident // self.tiles * self.tiles
+        most = units_of_clusters(units, self.tiles) * self.resident // self.tiles * self.tiles
         return replace(self, blocks=max(self.tiles, min(self.blocks, most)))
 
     def arguments(self, operands: Operands, workspace: int) -> WeightArgs:
@@ -99,7 +105,7 @@ class DequantTileWgmma(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
-        return unsupported_rings(problem)
+        return unsupported_scaled_weights(problem)
 
     def threads(self, values: Values) -> int:
         """Threads of a block: its consumer warps, and a warpgroup of producers."""
@@ -165,7 +171,7 @@ class DequantTileWgmma(KernelFamily):
         names = ("tile_m", "tile_n", "stages", "share", "group", "blocks_per_unit", "persistent")
         rows, columns, stages, share, group, resident, persistent = (number(values, name) for name in names)
         p, rates = product.problem, arch_of(environment).rates
-        units = _units(environment.units, share) if persistent else max(1, environment.units)
+        units = units_of_clusters(environment.units, share) if persistent else max(1, environment.units)
         blocks = self._blocks(product, values)
         here = min(resident, ceil(blocks / units))
         weight, instructions = bits(p) / 8, here * rows / ROWS * PART / 16
@@ -199,11 +205,6 @@ class DequantTileWgmma(KernelFamily):
             arch_specific=True, tiles=share, tensors=weight_maps(product, rows, columns // share),
             resident=number(values, "blocks_per_unit") if number(values, "persistent") else 0,
         )  # fmt: skip
-
-
-def _units(units: int, share: int) -> int:
-    """Multiprocessors of a device of so many that clusters of `share` blocks can run on."""
-    return units_of_clusters(Environment("cuda", "sm_90", "", units, 0, ""), share)
 
 
 def _product_rule(product: OrientedGemm) -> str | None:

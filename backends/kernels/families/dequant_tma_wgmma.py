@@ -21,7 +21,6 @@ from backends.kernels.dequant_rings import (
     operands_rule,
     resident_rule,
     ring_bytes,
-    unsupported_rings,
     with_barriers,
 )
 from backends.kernels.family import KernelFamily, Values, number
@@ -35,7 +34,7 @@ from backends.kernels.legality import (
 )
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import LINE_BYTES, weight_maps
-from backends.kernels.weights import WeightClusterConfig, bits, quantised
+from backends.kernels.weights import WeightClusterConfig, bits, quantised, unsupported_scaled_weights
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -74,7 +73,7 @@ class DequantTmaWgmma(KernelFamily):
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
-        return unsupported_rings(problem)
+        return unsupported_scaled_weights(problem)
 
     def threads(self, values: Values) -> int:
         """Threads of a block: its consumer warps, and a warpgroup of producers."""
@@ -158,7 +157,7 @@ class DequantTmaWgmma(KernelFamily):
         rows, teams, slots, stages, share, splits, resident = (number(values, name) for name in names)
         p, rates = product.problem, arch_of(environment).rates
         columns, depth, cluster = self.tile_n(p, values), deep(p), share * splits
-        units = units_of_clusters(environment, cluster if cluster > 3 else 1)
+        units = units_of_clusters(environment.units, cluster if cluster > 3 else 1)
         blocks = self._blocks(product, values) * splits
         busiest = ceil(blocks / units)
         here = min(resident, busiest)

@@ -173,7 +173,7 @@ class SkinnyShifted(FewColumnsFamily):
         classes, lines, warps = (number(values, name) for name in ("classes", "lines", "warps"))
         blocks = self.blocks(product, values, 32) * splits * product.batch
         clustered = number(values, "cluster") == 1
-        busiest = ceil(blocks / units_of_clusters(environment, splits if clustered else 1))
+        busiest = ceil(blocks / units_of_clusters(environment.units, splits if clustered else 1))
         here = min(self.resident(product, values, environment), busiest)
         steps, eights = self._steps(product, values), self._eights(product)
         turns = ceil(steps / (warps * number(values, "unroll")))

@@ -132,7 +132,7 @@ class WgmmaTile:
 
     def units(self, environment: Environment) -> int:
         """Multiprocessors that clusters of this size can run on."""
-        return units_of_clusters(environment, self.tiles * self.splits)
+        return units_of_clusters(environment.units, self.tiles * self.splits)
 
     def beside(self, environment: Environment) -> int:
         """Blocks of this launch that a multiprocessor runs at once."""

@@ -12,6 +12,7 @@ from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
+from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import GemmArgs
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
 from backends.packages.launches import Fill, kernel_argument
@@ -70,6 +71,42 @@ def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_p
         stored = ["zero_a"] if problem.zero_a == "uint4" else []
         assert list(row.operands) == ["a", "b", "d", "scale_a", *stored]
         assert {fill.name for fill in row.launches[0].fills} - {"workspace"} == set(row.operands)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("name", "arch", "launches"),
+    [("dequant-tile-wgmma", "sm_90", 1), ("dequant-tile-mma", "sm_80", 2), ("dequant-mfma", "gfx942", 2)],
+)
+def test_a_bundle_carries_products_of_many_tokens(
+    name: str, arch: str, launches: int, cache: BinaryCache, tmp_path: Path
+) -> None:
+    """In clusters, with tensor maps, whose blocks take tiles in turn; of slices of k, with a launch that adds
+    them."""
+    gemmtune = pytest.importorskip("gemmtune")
+    found, family, problem = environment_of(arch), FAMILIES[name], weights(300, 520, 4096, zero_b="uint4")
+    chosen = [
+        one
+        for one in family.solutions(problem, found)
+        if one.parameters.get("splits", 2) != 1 and one.parameters.get("persistent", 1)
+    ]
+    solution = min(chosen, key=lambda one: (one.parameters.get("share") != 2, one.parameters["tile_m"]))
+    path = tmp_path / "tokens.gtb"
+    with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
+        builder.add(describe_row(Measured(problem, solution, found, _VERDICT), arch, cache))
+        builder.write(path)
+    row = gemmtune.load(path).best(
+        m=300, n=520, k=4096, dtype="bf16", dtype_b="uint4", trans_b=True,
+        scaling={"b": "group_128", "dtype": "bf16", "zero_b": "uint4"},
+    )  # fmt: skip
+    assert row is not None
+    assert list(row.operands) == ["a", "b", "d", "scale_a", "zero_a"]
+    config = family.config(problem, solution.parameters, arch_of(found)).on(found.units)
+    assert len(row.launches) == launches
+    assert row.launches[0].grid == config.grid
+    given = {fill.name for launch in row.launches for fill in launch.fills}
+    assert given - {"workspace"} == set(row.operands)
+    assert (row.workspace_bytes > 0) == (launches > 1)
 
 
 _VERDICT: dict[str, Any] = {
