@@ -92,7 +92,7 @@ def test_what_is_listed_ahead(
     ((names, of),) = asked
     assert of == (problem, client.environment, 7)
     assert set(given) <= set(names)
-    assert not {"cublaslt", "skinny"} & set(names), "asks the device; is for more columns"
+    assert not {"cublaslt", "grouped-ring"} & set(names), "asks the device; is for groups"
     assert families is None or names == given
     assert "not listed ahead: planted" in caplog.text
 
