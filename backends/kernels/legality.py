@@ -130,10 +130,11 @@ def grid_rule(blocks: int, threads: int, product: OrientedGemm, arch: GpuArch, s
     return None
 
 
-def columns_rule(product: OrientedGemm, least: int, most: int) -> str | None:
-    """Columns of D: those of the operand that is not streamed."""
-    if not least <= product.n <= most:
-        return f"{least} to {most} columns beside the streamed operand, not {product.n}"
+def columns_rule(product: OrientedGemm, least: int, most: int | None = None) -> str | None:
+    """Columns of D: those of the operand that is not streamed. `most` None: any number."""
+    if product.n < least or (most is not None and product.n > most):
+        numbers = f"{least} and more" if most is None else f"{least} to {most}"
+        return f"{numbers} columns beside the streamed operand, not {product.n}"
     return None
 
 

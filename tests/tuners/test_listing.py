@@ -31,8 +31,16 @@ def pool() -> Iterator[ListingPool]:
     made.close()
 
 
-def test_the_lists_are_those_of_this_process_in_order(pool: ListingPool) -> None:
-    found = pool.begin(FAMILIES, PROBLEM, HERE, None)()
+@pytest.fixture(scope="module")
+def standing() -> Iterator[ListingPool]:
+    """A pool whose processes no test ends."""
+    made = ListingPool("cuda", CUDA, 2)
+    yield made
+    made.close()
+
+
+def test_the_lists_are_those_of_this_process_in_order(standing: ListingPool) -> None:
+    found = standing.begin(FAMILIES, PROBLEM, HERE, None)()
     assert list(found) == FAMILIES
     assert found == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
     assert sum(len(one.candidates) for one in found.values()) > 100
@@ -40,39 +48,41 @@ def test_the_lists_are_those_of_this_process_in_order(pool: ListingPool) -> None
 
 
 def test_lists_that_were_begun_ahead_are_waited_for(
-    pool: ListingPool, monkeypatch: pytest.MonkeyPatch
+    standing: ListingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(pool, monkeypatch)
-    pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
-    pool.list_ahead(FAMILIES[:3], PROBLEM, HERE, None)
+    problem, calls = from_blas(4096, 48, 4096, "bf16", trans_a="T"), counted(standing, monkeypatch)
+    standing.list_ahead(FAMILIES[:3], problem, HERE, None)
+    standing.list_ahead(FAMILIES[:3], problem, HERE, None)
     assert calls == FAMILIES[:3], "the second time nothing is new"
-    found = pool.begin(FAMILIES, PROBLEM, HERE, None)()
+    found = standing.begin(FAMILIES, problem, HERE, None)()
     assert calls == FAMILIES, "only what was not begun ahead"
     assert list(found) == FAMILIES
-    assert found == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
-    pool.begin(FAMILIES[:1], PROBLEM, HERE, None)()
+    assert found == listed(FAMILIES, problem, CUDA, HERE, None)
+    standing.begin(FAMILIES[:1], problem, HERE, None)()
     assert calls == [*FAMILIES, FAMILIES[0]], "what was taken is listed anew"
 
 
-def test_a_wrong_guess_changes_nothing(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(pool, monkeypatch)
+def test_a_wrong_guess_changes_nothing(standing: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(standing, monkeypatch)
     for guess, limit in ((from_blas(4096, 32, 4096, "bf16", trans_a="T"), None), (PROBLEM, 2**20)):
-        pool.list_ahead(FAMILIES[:2], guess, HERE, limit)
+        standing.list_ahead(FAMILIES[:2], guess, HERE, limit)
         calls.clear()
-        found = pool.begin(FAMILIES[:2], PROBLEM, HERE, None)()
+        found = standing.begin(FAMILIES[:2], PROBLEM, HERE, None)()
         assert calls == FAMILIES[:2], "of another problem or limit"
         assert found == listed(FAMILIES[:2], PROBLEM, CUDA, HERE, None)
 
 
-def test_a_list_that_has_begun_is_not_begun_ahead(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = pool.begin(FAMILIES[:1], PROBLEM, HERE, None)
-    calls = counted(pool, monkeypatch)
-    pool.list_ahead(FAMILIES[:1], PROBLEM, HERE, None)
+def test_a_list_that_has_begun_is_not_begun_ahead(
+    standing: ListingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = standing.begin(FAMILIES[:1], PROBLEM, HERE, None)
+    calls = counted(standing, monkeypatch)
+    standing.list_ahead(FAMILIES[:1], PROBLEM, HERE, None)
     assert calls == []
     assert lists() == listed(FAMILIES[:1], PROBLEM, CUDA, HERE, None)
 
 
-def test_threads_that_guess_change_no_list(pool: ListingPool) -> None:
+def test_threads_that_guess_change_no_list(standing: ListingPool) -> None:
     problems = [from_blas(4096, n, 4096, "bf16", trans_a="T") for n in (8, 16, 24)]
     ended = threading.Event()
 
@@ -80,13 +90,13 @@ def test_threads_that_guess_change_no_list(pool: ListingPool) -> None:
         for problem in cycle(problems):
             if ended.wait(0.001):
                 return
-            pool.list_ahead(["stream-k"], problem, HERE, None)
+            standing.list_ahead(["stream-k"], problem, HERE, None)
 
     guessing = threading.Thread(target=guess)
     guessing.start()
     try:
         for problem in problems * 3:
-            found = pool.begin(["stream-k"], problem, HERE, None)()
+            found = standing.begin(["stream-k"], problem, HERE, None)()
             assert found == listed(["stream-k"], problem, CUDA, HERE, None)
     finally:
         ended.set()
@@ -123,10 +133,10 @@ def _killed(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_family_raises_is_raised_here(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_family_raises_is_raised_here(standing: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "one_family", _refused)
     with pytest.raises(UnsupportedProblem, match="not this one"):
-        pool.begin(["gemv"], PROBLEM, HERE, None)()
+        standing.begin(["gemv"], PROBLEM, HERE, None)()
 
 
 def _refused(*_: object) -> None:

@@ -18,6 +18,7 @@ from backends.kernels.legality import (
     OTHER_REGISTERS,
     arch_of,
     capability,
+    columns_rule,
     first,
     grid_rule,
     registers_rule,
@@ -276,9 +277,7 @@ class DequantTileMma(KernelFamily):
 def _product_rule(product: OrientedGemm, environment: Environment) -> str | None:
     """The rule that every tile of a product breaks, or None."""
     p = product.problem
-    if product.n < _LEAST:
-        return f"{_LEAST} and more columns beside the streamed operand, not {product.n}"
-    broken = first(tensor_core_rule(environment), lines_rule(product))
+    broken = first(columns_rule(product, _LEAST), tensor_core_rule(environment), lines_rule(product))
     if broken is None and (size := group(p)):
         broken = chunk_rule(p, _SCALES * size)
     return broken

@@ -27,7 +27,7 @@ from backends.kernels.dequant_rings import (
     with_barriers,
 )
 from backends.kernels.family import KernelFamily, Values, number
-from backends.kernels.legality import arch_of, grid_rule, shared_rule
+from backends.kernels.legality import arch_of, columns_rule, grid_rule, shared_rule
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import weight_maps
 from backends.kernels.weights import (
@@ -209,9 +209,7 @@ class DequantTileWgmma(KernelFamily):
 
 def _product_rule(product: OrientedGemm) -> str | None:
     """The rule that every tile of a product breaks, or None."""
-    if product.n < _LEAST:
-        return f"{_LEAST} and more columns beside the streamed operand, not {product.n}"
-    return operands_rule(product)
+    return columns_rule(product, _LEAST) or operands_rule(product)
 
 
 def _registers_rule(problem: GemmProblem, values: Values, threads: int, arch: GpuArch) -> str | None:
