@@ -71,7 +71,17 @@ SHAPES: dict[str, GemmProblem] = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+#: In every run; the others are in `make exhaustive`.
+ALWAYS = ("a hundred and thirty-one", "of int8", "short groups", "mxfp4, padded")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *ALWAYS,
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SHAPES if name not in ALWAYS),
+    ],
+)
 def test_it_computes_right(name: str, tmp_path: Path) -> None:
     problem = SHAPES[name]
     sample = legal_values(FAMILY, problem, H200, 4, len(name))
