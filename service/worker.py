@@ -44,7 +44,7 @@ from service.traceparent import parse
 from service.tracing import open_tracing
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
-from service.worker_peers import Peers
+from service.worker_peers import Reaper
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -96,12 +96,11 @@ class Worker:
         self._job: StartedJob | None = None
         self._session: RecordedSession | None = None
         self._store: JobStore | None = None
-        self._peers = Peers(self.id)
         self._next = NextJob(str(self.environment.device_class))
-        self._held_idle = 0
         self._counts = WorkerCounts()
         self._tracing = open_tracing(settings, "worker")
         self._queue = JobQueue(settings.database_url)
+        self._reaper = Reaper(self.id, engine, self._queue)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
 
@@ -203,27 +202,7 @@ class Worker:
             self._stop.set()
 
     def _reap(self) -> None:
-        # Holders first: every holder has registered before it took its job, so the heartbeats include it.
-        holders = self._queue.holders()
-        with reading(self._engine) as connection:
-            beats = workers.beats(connection)
-        dead = self._peers.dead(beats, DEAD_SECONDS, 2 * REAP_SECONDS + BEAT_SECONDS)
-        if dead:
-            _log.warning("workers are dead: %s", ", ".join(dead))
-            with writing(self._engine) as connection:
-                workers.mark(connection, dead, "dead")
-        # Every holder that is not alive, for whatever reason: a crash between two steps of this method loses
-        # nothing.
-        gone = holders - (beats.keys() - set(dead))
-        # If this worker holds a job while it is idle, the acknowledgement of its claim was lost. Seen twice
-        # in a row, because a job may be on its way from the queue to the thread that runs it.
-        self._held_idle = self._held_idle + 1 if self.id in holders and self._idle.is_set() else 0
-        if self._held_idle >= 2:
-            gone.add(self.id)
-        if gone:
-            handed = self._queue.hand_on(sorted(gone))
-            if handed:
-                _log.warning("handed on: %s", ", ".join(handed))
+        self._reaper.run(self._idle.is_set, DEAD_SECONDS, 2 * REAP_SECONDS + BEAT_SECONDS)
 
     def _finish(self) -> None:
         """Requeues the job. The thread that runs it never returns, so the engine keeps it unfinished."""
