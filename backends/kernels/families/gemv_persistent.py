@@ -40,11 +40,14 @@ MOST_UNROLL = 8
 #: Bytes of first loads per multiprocessor, all its blocks together, that were fastest on an H200 for eight
 #: GEMVs of 4 to 90 MB; then the relative costs of a factor of two from it, and of loads that are not
 #: prefetched.
-_FIRST, _OFF, _NOT_AHEAD = 64 * 1024, 0.02, 0.04
+_FIRST, _OFF, _NOT_AHEAD = 64 * 1024, 0.02, 0.06
 #: Relative costs of blocks that are not persistent, with one column and with more; of prefetching their
 #: loads; of more persistent blocks than registers leave room for; and of a factor of two from _THREADS, the
 #: likeliest of a block. Fitted to the recorded tables of an H100 and an H200.
-_ONCE, _ONCE_WIDE, _AHEAD_ONCE, _CROWDED, _OTHER_THREADS, _THREADS = 0.15, 0.2, 0.03, 0.03, 0.01, 256
+_ONCE, _ONCE_WIDE, _AHEAD_ONCE, _CROWDED, _OTHER_THREADS, _THREADS = 0.15, 0.2, 0.03, 0.06, 0.01, 256
+#: The share of memory bandwidth that loads in flight sustain is their share of what saturates it to this
+#: power, fitted likewise.
+_FEW_IN_FLIGHT = 0.7
 #: Registers for addresses and counters, beside operands and sums.
 _ADDRESSES = 20
 
@@ -198,9 +201,13 @@ class GemvPersistent(KernelFamily):
         warp = arch.warp
         threads = self._threads(values, warp)
         unroll = self._unroll(product, values, warp)
+        # Compilers widen half of the columns' operands at a time (269 configurations of sm_90: what is counted
+        # here is within 7 registers of what ptxas reports, on average).
+        unwidened = WIDE // product.element_bytes * self._columns(product) // 2
+        counted = self._registers(product, values, unroll, arch) + _ADDRESSES - unwidened
         # Registers are allocated in eights, to the warps of each quarter of a multiprocessor from its quarter
         # of the registers.
-        registers = -(-(self._registers(product, values, unroll, arch) + _ADDRESSES) // 8) * 8
+        registers = -(-counted // 8) * 8
         warps = arch.unit_registers // 4 // (warp * registers) * 4
         return max(1, min(arch.unit_threads // threads, warps * warp // threads, arch.unit_blocks))
 
@@ -223,10 +230,10 @@ class GemvPersistent(KernelFamily):
             each = ceil(turns * product.batch / units)
             here = min(resident, each)
         else:
-            here = min(resident, stay)
-            each = stay * ceil(turns * product.batch / (stay * units))
+            here = min(resident, stay)  # further blocks take the places of those that end
+            each = here * ceil(turns * product.batch / (here * units))
         asked, ahead = here * rows * line, number(values, "ahead") == 1
-        cost = each * rows * line / min(1.0, asked / in_flight)
+        cost = each * rows * line / min(1.0, asked / in_flight) ** _FEW_IN_FLIGHT
         other = _OTHER_THREADS * abs(log2(self._threads(values, arch_of(environment).warp) / _THREADS))
         if once:  # few bytes that are all in flight at once are read as fast
             few = turns * rows * line * product.batch <= units * in_flight
