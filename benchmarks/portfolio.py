@@ -27,7 +27,7 @@ from service.pretuned import commit, shipped
 from tuners.journal import Journal
 from tuners.portfolio import file
 from tuners.portfolio.cover import build
-from tuners.portfolio.values import Observed, target_of
+from tuners.portfolio.values import Observed
 from tuners.recorded_table import RecordedTable
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,8 +78,7 @@ def _winners() -> tuple[list[Observed], list[str]]:
             if row.solution.family != _FRAMEWORK and row.seconds is not None
         ]
         for row, seconds in kept:
-            where = row.environment
-            found.append(Observed(row.problem, where.vendor, target_of(where), {row.solution: seconds}))
+            found.append(Observed(row.problem, row.environment, {row.solution: seconds}))
         sources.append(
             f"db/pretuned/{table.path.name}: winners of {len(kept)} problems, "
             f"{table.header.get('commit', '')[:12]}, {table.header.get('made_at', '')[:10]}"
@@ -100,9 +99,7 @@ def _recorded() -> tuple[list[Observed], list[str]]:
                 for row in one.rows
                 if row.seconds is not None and row.solution.family != _FRAMEWORK
             }
-            found.append(
-                Observed(one.problem, table.environment.vendor, target_of(table.environment), seconds)
-            )
+            found.append(Observed(one.problem, table.environment, seconds))
         sources.append(
             f"benchmarks/recorded/{path.name}: {len(table.problems)} problems, {table.commit[:12]}, "
             f"{table.measured_at[:10]}"
@@ -118,7 +115,7 @@ def _listed(row: Mapping[str, Any], results: Mapping[str, Any]) -> Observed | No
         return None
     problem = from_mm(row["m"], row["n"], row["k"], results["dtype"], trans_b="T" if row["trans_b"] else "N")
     seconds = {solution: row["best_us"] * 1e-6}
-    return Observed(problem, environment.vendor, target_of(environment), seconds)
+    return Observed(problem, environment, seconds)
 
 
 def _solution(row: Mapping[str, Any]) -> Solution:
@@ -145,7 +142,7 @@ def _measured(paths: Sequence[Path]) -> tuple[list[Observed], list[str]]:
                     times[one.phase][one.solution] = one.seconds
             seconds = times[Phase.SCREEN] | times[Phase.FINAL]
             problem = GemmProblem.from_dict(kept.start["problem"])
-            found.append(Observed(problem, environment.vendor, target_of(environment), seconds))
+            found.append(Observed(problem, environment, seconds))
         sources.append(f"{path.name}: {len(journal.sessions)} sessions of python -m tuners, {now()[:10]}")
         journal.close()
     return found, sources

@@ -34,7 +34,7 @@ from tuners.device_process import Task
 from tuners.family_spaces import FamilySpaces, restricted
 from tuners.portfolio.cover import build
 from tuners.portfolio.file import compiles
-from tuners.portfolio.values import Observed, Portfolio, target_of
+from tuners.portfolio.values import Observed, Portfolio
 from tuners.recorded import RecordedDevice, regret, steadied
 from tuners.recorded_table import RecordedProblem, RecordedTable
 from tuners.strategies import STRATEGIES, PriorKnowledge, PriorResult, SearchContext
@@ -96,10 +96,9 @@ def history(table: RecordedTable, problem: GemmProblem) -> tuple[PriorResult, ..
 
 def portfolio(table: RecordedTable, problem: GemmProblem) -> tuple[Solution, ...]:
     """The members of a portfolio of the table's problems of other layers, as tuners/portfolio chooses them."""
-    vendor, target = table.environment.vendor, target_of(table.environment)
     others = [
         Observed(
-            one.problem, vendor, target,
+            one.problem, table.environment,
             {row.solution: row.seconds for row in one.rows if row.seconds is not None},
         )
         for one in table.problems

@@ -35,10 +35,10 @@ def from_database(connection: Connection, class_ids: Sequence[str], within: floa
     found: list[Group] = []
     for class_id in class_ids:
         observed = [
-            Observed(one.problem, one.environment.vendor, target_of(one.environment), one.seconds)
+            Observed(one.problem, one.environment, one.seconds)
             for one in outcomes.observed(connection, class_id)
         ]
-        source = f"sessions of {len(observed)} problems on {class_id}"
+        source = f"sessions of {len({one.problem for one in observed})} problems on {class_id}"
         found += build(observed, [source], file.compiles, within)
     return found
 

@@ -20,7 +20,7 @@ SKINNY = Solution(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_held_out_numbers_of_tokens_are_answered_well_or_refused(number: int) -> None:
     name, rows = list(transfer.tables())[number]
     found = transfer.summary(transfer.held_out(rows[:120], 30))

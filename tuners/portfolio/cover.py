@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from tuners.portfolio.values import Group, Member, Observed, types_of
+from tuners.portfolio.values import Group, Member, Observed, target_of, types_of
 
 #: A problem is served by a member that takes at most this much longer, relatively, than its best candidate.
 WITHIN = 0.01
 #: A problem needs no compiled member if its best compiled candidate takes this many times as long as its best
 #: candidate of all.
 WORTH_COMPILING = 1.25
+
+#: A problem on a device's model: times of different models are not compared.
+Case = tuple[GemmProblem, str]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def build(
@@ -24,38 +29,42 @@ def build(
     within: float = WITHIN,
 ) -> list[Group]:
     """A group for every vendor, target and types: first members of compiled families (`compiles`(vendor,
-    family)) that serve each problem within `within` of its best compiled candidate, then others for the
-    problems that none of these serves within it of the best of all."""
-    tables: defaultdict[tuple[str, str, str], dict[GemmProblem, dict[Solution, float]]] = defaultdict(dict)
+    family)) that serve each problem, on each model of device that it was timed on, within `within` of its
+    best compiled candidate there, then others for those that none of these serves within it of the best of
+    all."""
+    tables: defaultdict[tuple[str, str, str], dict[Case, dict[Solution, float]]] = defaultdict(dict)
     for one in observed:
-        times = tables[one.vendor, one.target, types_of(one.problem)].setdefault(one.problem, {})
+        where = one.environment
+        table = tables[where.vendor, target_of(where), types_of(one.problem)]
+        times = table.setdefault((one.problem, where.product), {})
         for solution, seconds in one.seconds.items():
             times[solution] = min(seconds, times.get(solution, seconds))
     groups = []
     for (vendor, target, types), known in sorted(tables.items()):
-        table = {problem: times for problem, times in known.items() if times}
-        own = {problem: _worth(times, partial(compiles, vendor)) for problem, times in table.items()}
-        members = cover({problem: times for problem, times in own.items() if times}, within)
-        served = {problem for problem, times in table.items() if _serves(members, times, within)}
-        rest = {problem: times for problem, times in table.items() if problem not in served}
+        table = {case: times for case, times in known.items() if times}
+        own = {case: _worth(times, partial(compiles, vendor)) for case, times in table.items()}
+        members = cover({case: times for case, times in own.items() if times}, within)
+        served = {case for case, times in table.items() if _serves(members, times, within)}
+        rest = {case: times for case, times in table.items() if case not in served}
         members += cover(rest, within)
         found = [Member(one, _served(one, table, within)) for one in members]
         found.sort(key=lambda member: -len(member.problems))
-        groups.append(Group(vendor, target, types, found, len(table), within, tuple(sources)))
+        problems = len({problem for problem, _ in table})
+        groups.append(Group(vendor, target, types, found, problems, within, tuple(sources)))
     return groups
 
 
-def cover(times: Mapping[GemmProblem, Mapping[Solution, float]], within: float = WITHIN) -> list[Solution]:
-    """Solutions that serve every problem within `within` of its best, chosen greedily: each next one serves
-    the most problems that none before it serves; ties go to the smaller total time ratio, then to the id."""
-    serving: defaultdict[Solution, set[GemmProblem]] = defaultdict(set)
-    ratios: dict[tuple[Solution, GemmProblem], float] = {}
-    for problem, known in times.items():
+def cover(times: Mapping[Key, Mapping[Solution, float]], within: float = WITHIN) -> list[Solution]:
+    """Solutions that serve every case within `within` of its best, chosen greedily: each next one serves
+    the most cases that none before it serves; ties go to the smaller total time ratio, then to the id."""
+    serving: defaultdict[Solution, set[Key]] = defaultdict(set)
+    ratios: dict[tuple[Solution, Key], float] = {}
+    for case, known in times.items():
         best = min(known.values())
         for solution, seconds in known.items():
             if seconds <= (1 + within) * best:
-                serving[solution].add(problem)
-                ratios[solution, problem] = seconds / best
+                serving[solution].add(case)
+                ratios[solution, case] = seconds / best
     left, chosen = set(times), []
     while left:
         solution = min(serving, key=lambda one: _rank(one, serving[one] & left, ratios))
@@ -65,10 +74,10 @@ def cover(times: Mapping[GemmProblem, Mapping[Solution, float]], within: float =
 
 
 def _rank(
-    solution: Solution, problems: set[GemmProblem], ratios: Mapping[tuple[Solution, GemmProblem], float]
+    solution: Solution, cases: set[Key], ratios: Mapping[tuple[Solution, Key], float]
 ) -> tuple[int, float, str]:
-    mean = sum(ratios[solution, problem] for problem in problems) / max(1, len(problems))
-    return -len(problems), round(mean, 9), solution.id
+    mean = sum(ratios[solution, case] for case in cases) / max(1, len(cases))
+    return -len(cases), round(mean, 9), solution.id
 
 
 def _worth(times: Mapping[Solution, float], compiled: Callable[[str], bool]) -> dict[Solution, float]:
@@ -85,17 +94,17 @@ def _serves(members: Sequence[Solution], times: Mapping[Solution, float], within
 
 
 def _served(
-    solution: Solution, table: Mapping[GemmProblem, Mapping[Solution, float]], within: float
+    solution: Solution, table: Mapping[Case, Mapping[Solution, float]], within: float
 ) -> tuple[GemmProblem, ...]:
     """The problems that the solution serves, or, if it serves none, those that it is the best compiled one
     for, in the order of their sizes."""
-    known = {problem: times for problem, times in table.items() if solution in times}
-    served = [p for p, times in known.items() if times[solution] <= (1 + within) * min(times.values())]
+    known = {case: times for case, times in table.items() if solution in times}
+    served = {p for (p, _), times in known.items() if times[solution] <= (1 + within) * min(times.values())}
     if not served:
         family = solution.family
-        served = [
+        served = {
             p
-            for p, times in known.items()
+            for (p, _), times in known.items()
             if times[solution] <= (1 + within) * min(t for s, t in times.items() if s.family == family)
-        ]
+        }
     return tuple(sorted(served, key=lambda p: (p.m * p.n * p.k, p.id)))

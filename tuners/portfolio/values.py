@@ -30,8 +30,7 @@ class Observed:
     """What one problem's candidates took on a device: solution -> seconds, correct ones only."""
 
     problem: GemmProblem
-    vendor: str
-    target: str
+    environment: Environment
     seconds: Mapping[Solution, float]
 
 

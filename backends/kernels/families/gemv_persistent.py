@@ -201,8 +201,8 @@ class GemvPersistent(KernelFamily):
         warp = arch.warp
         threads = self._threads(values, warp)
         unroll = self._unroll(product, values, warp)
-        # Compilers widen half of the columns' operands at a time (269 configurations of sm_90: what is counted
-        # here is within 7 registers of what ptxas reports, on average).
+        # Compilers widen half of the columns' operands at a time. (What is counted here is within 7 registers
+        # of what ptxas reports, on average over 269 configurations of sm_90.)
         unwidened = WIDE // product.element_bytes * self._columns(product) // 2
         counted = self._registers(product, values, unroll, arch) + _ADDRESSES - unwidened
         # Registers are allocated in eights, to the warps of each quarter of a multiprocessor from its quarter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.environment import Environment
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Solution
 from tuners.portfolio.cover import build, cover
@@ -38,8 +39,11 @@ def test_ties_go_to_the_faster_then_to_the_id() -> None:
     assert cover(same) == [min((one(1), one(2)), key=lambda solution: solution.id)]
 
 
-def observed(m: int, seconds: dict[Solution, float], dtype: str = "bf16", target: str = "a") -> Observed:
-    return Observed(problem(m, dtype), "cpu", target, seconds)
+def observed(
+    m: int, seconds: dict[Solution, float], dtype: str = "bf16", target: str = "a", product: str = "one"
+) -> Observed:
+    where = Environment("cuda", target, product, 1, 0, "")
+    return Observed(problem(m, dtype), where, seconds)
 
 
 def compiled(vendor: str, family: str) -> bool:
@@ -77,3 +81,15 @@ def test_the_same_problem_seen_twice_keeps_the_faster_time() -> None:
     rows = [observed(1, {one(1): 1.0, one(2): 0.5}), observed(1, {one(1): 0.4})]
     (group,) = build(rows, [], compiled)
     assert [member.solution for member in group.members] == [one(1)]
+
+
+def test_times_of_different_devices_are_not_compared() -> None:
+    """A member that is the best on a faster device serves nothing on another one by its times there."""
+    rows = [
+        observed(1, {one(1): 1.0, one(2): 0.5}, product="slow"),
+        observed(1, {one(1): 0.4, one(3): 0.3}, product="fast"),
+    ]
+    (group,) = build(rows, [], compiled)
+    assert {member.solution for member in group.members} == {one(2), one(3)}
+    assert all(member.problems == (problem(1),) for member in group.members)
+    assert group.observed == 1
