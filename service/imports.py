@@ -47,6 +47,8 @@ from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solut
 
 #: `format` of the reader for gemmtune's own measurements.
 JOURNAL = "journal"
+#: `format` of the reader for models, and what parts the file's name from a layer's in their keys.
+MODEL_CONFIG, OF = "model-config", ": "
 #: The kind of a pre-tuned table's provenance, and the name in the file's header that makes it one.
 PRETUNED = "pretuned"
 
@@ -122,7 +124,9 @@ def import_file(
                 named = [replace(item, keys=(provenance["source"],)) for item in part]
                 _put_keys(connection, PRETUNED, number, named)
             else:
-                _put_keys(connection, read.format, number, part)
+                _put_keys(
+                    connection, read.format, number, _of_models(read.format, provenance["source"], part)
+                )
     claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new or claims.stored:
@@ -166,7 +170,8 @@ def keep_counts(engine: Engine, read: Imported, source: str) -> None:
     for part in parts(read.problems) if new else ():
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
-            _put_keys(connection, read.format, number, part)
+            source = str(provenance["source"])
+            _put_keys(connection, read.format, number, _of_models(read.format, source, part))
 
 
 class _Hashed:
@@ -193,6 +198,14 @@ class _Hashed:
 
 
 # ---- provenance and keys -------------------------------------------------------------------------
+
+
+def _of_models(format_name: str, source: str, items: Sequence[ImportedProblem]) -> Sequence[ImportedProblem]:
+    """A model's layers with keys that name the model's file, since two models may have the same layer: each
+    keeps its own, and their calls add up."""
+    if format_name != MODEL_CONFIG:
+        return items
+    return [replace(item, keys=tuple(f"{source}{OF}{key}" for key in item.keys)) for item in items]
 
 
 def _put_keys(

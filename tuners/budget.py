@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from tuners.strategies.options import OptionValue
@@ -27,8 +28,8 @@ class Budget:
     bounded: bool = False
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"a budget must be above 0 seconds, not {self.seconds}")
+        if not 0 < self.seconds < inf:
+            raise ValueError(f"a budget is a finite number of seconds above 0, not {self.seconds}")
         if self.candidates is not None and self.candidates < 1:
             raise ValueError(f"a budget of candidates must be at least 1, not {self.candidates}")
         share = self.stop_at_roofline

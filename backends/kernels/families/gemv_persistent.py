@@ -233,7 +233,8 @@ class GemvPersistent(KernelFamily):
             here = min(resident, stay)  # further blocks take the places of those that end
             each = here * ceil(turns * product.batch / (here * units))
         asked, ahead = here * rows * line, number(values, "ahead") == 1
-        cost = each * rows * line / min(1.0, asked / in_flight) ** _FEW_IN_FLIGHT
+        sustained: float = min(1.0, asked / in_flight) ** _FEW_IN_FLIGHT
+        cost = each * rows * line / sustained
         other = _OTHER_THREADS * abs(log2(self._threads(values, arch_of(environment).warp) / _THREADS))
         if once:  # few bytes that are all in flight at once are read as fast
             few = turns * rows * line * product.batch <= units * in_flight
