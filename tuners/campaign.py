@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from backends.errors import InvalidProblem, UnsupportedProblem
 from backends.outcome import Outcome
@@ -84,7 +85,8 @@ _NO_SHARE = "no share of the campaign's seconds: others are expected to gain mor
 class Campaign:
     """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored.
     `shares`: problem id -> seconds of measuring it, in place of the budget's (campaign_shares.py). Problems
-    with the largest shares come first, and those without one are skipped."""
+    with the largest shares come first, and those without one are skipped. `portfolio`: a file in place of the
+    shipped one."""
 
     def __init__(
         self,
@@ -95,8 +97,10 @@ class Campaign:
         ceilings: CeilingsOf | None = None,
         limits: CampaignLimits | None = None,
         shares: Mapping[str, float] | None = None,
+        portfolio: Path | None = None,
     ) -> None:
         check_known(settings, runner.backend)
+        self._portfolio = portfolio
         self.runner, self.problems, self.settings = runner, list(problems), settings
         self._limits, self._shares = limits or CampaignLimits(), shares
         self._store: SessionStore = store or MemoryStore()
@@ -142,7 +146,9 @@ class Campaign:
             if reason is not None:
                 yield Skipped(index, problem, reason)
                 continue
-            session = RecordedSession(self.runner, problem, settings, self._store, self._ceilings)
+            session = RecordedSession(
+                self.runner, problem, settings, self._store, self._ceilings, portfolio=self._portfolio
+            )
             stored = session.open()
             if stored.result is not None:
                 yield Finished(index, stored.result, replayed=True)
