@@ -16,7 +16,7 @@ from db import models, tunings, workers, worth
 from db.calls import calls_by_problem, count_calls
 from db.engine import now, reading, writing
 from db.values import insert_new, put_problems
-from service import imports
+from service import exports, imports
 from service.formats import ReadOptions
 from service.freshness import Freshness
 from service.worth import worth_report
@@ -202,6 +202,14 @@ def test_rows_of_another_environment_are_stale_and_their_saving_is_told(filled: 
     assert [one["problem_id"] for one in found["stale"]["items"]] == [problem(16).id, problem(64).id]
     assert found["stale"]["saved_seconds"] == pytest.approx(10 * 2e-6)
     assert found["present_environments"] == [UPDATED.id]
+
+
+def test_an_export_tells_which_of_its_rows_are_stale(filled: Engine) -> None:
+    with writing(filled) as connection:
+        store_session(connection, start(problem(32), environment=UPDATED), WON)
+    made = exports.open_export(filled, "csv", exports.Selection(HERE.device_class, POLICY.id))
+    figures = made.whole_report().figures()
+    assert (figures["written"], figures["stale"]) == (3, {"blas 1 is now 2": 2})
 
 
 def test_what_is_present_is_what_live_workers_have(filled: Engine) -> None:
