@@ -95,6 +95,11 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         strategies.main(["--strategy", "luck", "--json", str(tmp_path / "out.json")])
     assert "invalid choice: 'luck'" in capsys.readouterr().err
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes((strategies.TABLES / "h100-few.npz").read_bytes()[:5000])
+    with pytest.raises(SystemExit):
+        strategies.main(["--table", str(cut), "--json", str(tmp_path / "out.json")])
+    assert f"cannot read {cut} as a recorded table" in capsys.readouterr().err
 
 
 def test_guided_is_the_best_on_recorded_gpus() -> None:
