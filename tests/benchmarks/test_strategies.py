@@ -106,7 +106,7 @@ def test_guided_is_the_best_on_recorded_gpus() -> None:
     """After 20, 40 and 60 measurements, on samples that no search saw and without the layer's own history;
     and as good as a tuning of a second must be."""
     tables = [RecordedTable.load(strategies.TABLES / name) for name in ("h100-few.npz", "h200-bf16.npz")]
-    figures = compare(tables, list(STRATEGIES), 1)
+    figures: dict[str, Any] = compare(tables, list(STRATEGIES), 1)
     for step in map(str, STEPS):
         regrets = {name: found["at"][step]["mean_regret"] for name, found in figures.items()}
         assert min(regrets, key=lambda name: regrets[name]) == "guided", (step, regrets)
