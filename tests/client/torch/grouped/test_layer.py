@@ -230,3 +230,18 @@ def test_what_is_refused() -> None:
         with pytest.raises(GroupError) as caught:
             moe(*given)
         assert text in str(caught.value)
+
+
+def test_ids_of_no_expert_are_counted_while_a_report_watches() -> None:
+    """A negative id says that its expert lies elsewhere; one beyond the experts may be a mistake."""
+    x, gate_up, down, weights, ids = layer()
+    ids[0, 0], ids[1, 1], ids[2, 0] = -1, E, E + 7
+    with gemmtune.torch.report() as count:
+        moe(x, gate_up, down, weights, ids)
+        assert count.report().foreign_ids == 2
+        assert "2 ids named no expert of their layer" in str(count.report())
+        moe(x, gate_up, down, weights, ids.clamp(0, E - 1))
+        assert count.report().foreign_ids == 2
+    moe(x, gate_up, down, weights, ids)  # nobody watches
+    with gemmtune.torch.report() as another:
+        assert another.report().foreign_ids == 0
