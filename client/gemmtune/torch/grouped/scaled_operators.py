@@ -37,8 +37,8 @@ def product_of(
     """The product of a call. Only shapes, types and devices are looked at. Raises GroupError."""
     checked(x, weight, offsets)
     if x.dtype not in TYPES:
-        known = " or ".join(map(str, TYPES))
-        raise GroupError(f"x and the weights are of {x.dtype}; scaled_grouped_mm multiplies {known}")
+        types = " or ".join(map(str, TYPES))
+        raise GroupError(f"x and the weights are of {x.dtype}; scaled_grouped_mm multiplies {types}")
     if out_dtype not in OUTPUTS:
         raise GroupError(f"out_dtype is {out_dtype}; it must be bfloat16, float16 or float32")
     for name, one in (("scale_x", scale_x), ("scale_w", scale_w)):
