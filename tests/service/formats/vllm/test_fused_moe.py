@@ -203,6 +203,7 @@ def test_names_of_8_bit_floats(name: str, kind: str, scales: dict[str, Any]) -> 
     ]
     environment = MI300X if kind.endswith("fnuz") else H200
     for item in imported.claims:
+        assert item.claim.solution is not None
         solution = replace(item.claim.solution, build="3.6.0")
         assert TritonFusedMoe().illegal(item.problem, solution, environment) is None
     assert {item.claim.arch for item in imported.claims} == {
