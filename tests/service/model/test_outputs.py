@@ -271,6 +271,13 @@ def test_a_model_without_such_experts_is_refused(model: str, words: str, tmp_pat
         OUTPUTS["vllm-moe"].check(experts_asked(tmp_path, model))
 
 
+def test_a_model_with_experts_of_8_bit_floats_is_served(tmp_path: Path) -> None:
+    for name in ("vllm-moe", "sglang-moe"):
+        request = experts_asked(tmp_path, "deepseek-v3", name)
+        OUTPUTS[name].check(request)
+        assert {item.problem.dtype_a for item in request.plan.problems} == {"fp8_e4m3"}
+
+
 def test_through_a_service_the_export_writes_them(tmp_path: Path) -> None:
     request = replace(experts_asked(tmp_path), fetch=lambda *_: None)
     with pytest.raises(ExportRefused, match="gemmtune export vllm-moe --server URL"):
