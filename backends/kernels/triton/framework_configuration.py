@@ -19,6 +19,7 @@ from backends.kernels.triton.configuration import (
     request,
 )
 from backends.kernels.triton.description import Constant, Request
+from backends.kernels.triton.moe_untuned import MOST_PROMOTED
 from backends.kernels.triton.oriented_gemm import WIDEST, TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
@@ -165,6 +166,12 @@ class ScaledMoeConfig(FusedMoeConfig):
 
     kernel: ClassVar[str] = "fused_moe_scaled"
     halves_a_sum: ClassVar[int] = 3
+
+    def spills(self, arch: GpuArch) -> bool:
+        """See FrameworkConfig. NVIDIA's compiler holds sums twice, as a step adds them up and in total."""
+        if arch.vendor == "cuda":
+            return self.block_m * self.block_n > MOST_PROMOTED * arch.warp * self.warps
+        return super().spills(arch)
 
     @property
     def constants(self) -> dict[str, Constant]:

@@ -116,7 +116,10 @@ class TritonFusedMoe(FrameworkFamily):
         tiles = _SHARED_TILES[DTYPES[problem.dtype_a].bytes]
         for (bn, bk), (warps, stages) in product(tiles, _SHARED_LAUNCHES[environment.vendor]):
             for bm in _sides(problem)[:2]:
-                yield bm, bn, bk, _band(problem, bm), warps, stages
+                row = bm, bn, bk, _band(problem, bm), warps, stages
+                one = self.config(problem, dict(zip(self.choices, row, strict=True)))
+                if kind_of(problem) == HALVES or not one.spills(arch_of(environment)):
+                    yield row
 
     def _solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
         """What the frameworks run untuned; then the firsts and what the model estimates for this product,
@@ -138,8 +141,8 @@ class TritonFusedMoe(FrameworkFamily):
 
     def _worth_trying(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
         """Tiles for the rows of a group, whose pipeline stages fit shared memory. Of scaled products none
-        that an AMD GPU's compiler is likely to spill."""
-        scaled = environment.vendor == "hip" and kind_of(problem) != HALVES
+        that is likely to spill registers."""
+        scaled = kind_of(problem) != HALVES
         for bm, bn, bk in product(_sides(problem), (32, 64, 128, 256), (32, 64, 128, 256)):
             if (bn > 32 and bn >= 2 * problem.m) or (bk > 32 and bk >= 2 * problem.k):
                 continue

@@ -37,6 +37,8 @@ _FP8_STEP = 128
 _BANDED, _NEWER_BAND = 128, 16
 #: Newer releases with scales of blocks: the most tokens that have blocks of 16 rows, and no bands.
 _SHORT_BLOCKS, _NO_BANDS = 64, 16
+#: The most sums of a thread that may be held twice without spilling: as they are added up, and promoted.
+MOST_PROMOTED = 64
 
 
 def kind_of(problem: GemmProblem) -> str:
@@ -80,6 +82,14 @@ def untuned(framework: str, tokens: int, experts: int, vendor: str, kind: str) -
     if framework == SGLANG:
         return (_by_tokens(sglangs(vendor, kind), tokens, experts),)
     return _by_tokens(earlier(vendor, kind), tokens, experts), newer(tokens, experts, vendor, kind)
+
+
+def promotion_spills(row: Row, arch: str, kind: str) -> bool:
+    """Whether a configuration spills registers in our kernel for scales of rows, which promotes sums of
+    Hopper's narrow accumulator, and does not in the frameworks', which keep them there: its time here says
+    nothing of its time there."""
+    bm, bn, _, _, warps, _ = row
+    return kind == ROW_SCALES and arch == "sm_90" and bm * bn > MOST_PROMOTED * 32 * warps
 
 
 def _by_tokens(rows: Sequence[Row], tokens: int, experts: int) -> Row:

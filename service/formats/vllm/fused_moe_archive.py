@@ -9,10 +9,15 @@ from typing import Protocol
 
 from backends.environment import Environment
 from backends.grouping import SCALED_TYPES, TYPES
-from backends.kernels.triton.fused_moe import TritonFusedMoe
-from backends.kernels.triton.moe_untuned import BLOCK_SCALES, HALVES, kind_of
+from backends.kernels.triton.moe_untuned import (
+    BLOCK_SCALES,
+    HALVES,
+    kind_of,
+    promotion_spills,
+    untuned,
+)
 from backends.problem import GemmProblem, from_linear
-from backends.solution import Parameter, Solution
+from backends.solution import Solution
 from service.formats.core.export import (
     IMPORTED,
     ExportOptions,
@@ -234,7 +239,14 @@ class Archive:
         """What to write for a number of tokens. Raises OmittedError."""
         if not found:
             return _Choice(up.solution, "", None, None, proven=True)
-        earlier, *newer = self._untuned(tokens, experts, kind_of(up.problem))
+        kind, device = kind_of(up.problem), self.options.device
+        rows = untuned(self.stack.stack, tokens, experts, device.vendor, kind)
+        if any(promotion_spills(row, device.arch, kind) for row in rows):
+            raise OmittedError(
+                f"what {self.stack.stack} runs untuned for its tokens spills registers in the kernel that "
+                "was timed, which promotes sums, and does not there: a gain over it is not known"
+            )
+        earlier, *newer = (tuple(sorted(zip(PARAMETERS, row, strict=True))) for row in rows)
         by_parameters = {tuple(sorted(of.solution.parameters.items())): of for of in found}
         if earlier not in by_parameters:
             raise OmittedError(
@@ -260,13 +272,6 @@ class Archive:
                 "(ties=default writes the framework's own configuration out)"
             )
         return _Choice(chosen.default.solution, "TIE", chosen.default.seconds, None, proven=True)
-
-    def _untuned(self, tokens: int, experts: int, kind: str) -> tuple[tuple[tuple[str, Parameter], ...], ...]:
-        """The parameters of what the framework's releases run without a file, earlier ones first."""
-        device = self.options.device
-        here = Environment(device.vendor, device.arch, device.product, device.units, 0, "")
-        found = TritonFusedMoe().untuned(tokens, experts, here, kind, self.stack.stack)
-        return tuple(tuple(sorted(one.parameters.items())) for one in found)
 
     def _nameable(self, solution: Solution, kind: str) -> bool:
         try:

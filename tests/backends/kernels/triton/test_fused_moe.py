@@ -19,7 +19,14 @@ from backends.kernels.triton import description
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS
 from backends.kernels.triton.framework_configuration import ExpectedMoeConfig, FusedMoeConfig, ScaledMoeConfig
 from backends.kernels.triton.fused_moe import TritonFusedMoe
-from backends.kernels.triton.moe_untuned import BLOCK_SCALES, ROW_SCALES, SGLANG, VLLM
+from backends.kernels.triton.moe_untuned import (
+    BLOCK_SCALES,
+    ROW_SCALES,
+    SGLANG,
+    VLLM,
+    promotion_spills,
+    untuned,
+)
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from backends.toolchains.triton import Triton, TritonUnit, missing
@@ -121,6 +128,12 @@ def test_both_scaled_products_of_a_layer_have_candidates_in_common(
         assert set(solutions[:12]) >= set(FAMILY.all_untuned(problem, environment))
         assert 20 < len(set(solutions)) == len(solutions) <= FAMILY.most
         assert all(FAMILY.illegal(problem, one, environment) is None for one in solutions)
+        theirs = FAMILY.all_untuned(problem, environment)
+        arch = GPU_ARCHS[environment.arch]
+        for one in solutions:
+            config = FAMILY.config(problem, one.parameters)
+            assert isinstance(config, ScaledMoeConfig)
+            assert one in theirs or not config.spills(arch), one
     assert len(set(found[0][:30]) & set(found[1][:30])) >= 10
 
 
@@ -142,6 +155,18 @@ def test_what_the_frameworks_run_untuned_for_scaled_experts() -> None:
     assert len(FAMILY.defaults(H200, BLOCK_SCALES)) == 1
 
 
+def test_what_promoted_sums_make_slower_than_it_is() -> None:
+    """On Hopper alone, with scales of rows, where a thread has more than 64 sums."""
+
+    def spilling(framework: str, kind: str, arch: str) -> list[int]:
+        every = ((tokens, untuned(framework, tokens, 128, "cuda", kind)) for tokens in (1, 128, 129, 4096))
+        return [tokens for tokens, rows in every if any(promotion_spills(row, arch, kind) for row in rows)]
+
+    assert spilling(SGLANG, ROW_SCALES, "sm_90") == [129, 4096]
+    assert spilling(SGLANG, ROW_SCALES, "sm_100") == spilling(SGLANG, BLOCK_SCALES, "sm_90") == []
+    assert spilling(VLLM, ROW_SCALES, "sm_90") == spilling(VLLM, BLOCK_SCALES, "sm_90") == []
+
+
 @pytest.mark.parametrize("environment", [H200, MI300X], ids=lambda e: e.arch)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_both_products_of_a_layer_have_candidates_in_common(environment: Environment, tokens: int) -> None:
@@ -161,8 +186,8 @@ def test_both_products_of_a_layer_have_candidates_in_common(environment: Environ
 def test_blocks_of_rows_follow_the_rows_of_a_group() -> None:
     def largest(tokens: int) -> int:
         problem = qwen(tokens)[0]
-        untuned = FAMILY.all_untuned(problem, H200)
-        found = [one.parameters for one in FAMILY.solutions(problem, H200) if one not in untuned]
+        theirs = FAMILY.all_untuned(problem, H200)
+        found = [one.parameters for one in FAMILY.solutions(problem, H200) if one not in theirs]
         return max(int(one["BLOCK_SIZE_M"] or 0) for one in found)
 
     assert [largest(tokens) for tokens in TOKENS] == [16, 16, 64, 256]
