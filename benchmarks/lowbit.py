@@ -156,6 +156,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return _means(list(found.values()), ("kind", "m"))
 
 
+#: Microseconds that a launch takes beyond the bound if it reads its bytes and does nothing else: the median of
+#: matrices of 3 to 1000 MB on an H200 (benchmarks/results/cuda-reading.json).
+LAUNCH_US = 0.74
+
+
 def by_model(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric means over the layers of each model, for each kind, tensor parallelism and number of rows."""
     return _means([{"tp": 1, **one} for one in rows], ("kind", "model", "tp", "m"))
@@ -172,6 +177,14 @@ def _means(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[st
     for values in sorted(groups, key=lambda of: [order.get(value, value) for value in of]):
         mine = groups[values]
         means: dict[str, Any] = {**dict(zip(names, values, strict=True)), "rows": len(mine)}
+        for name, times in (("most_over_default", "default_us"), ("most_over_bf16", "bf16_us")):
+            # What a launch at the bound would gain.
+            known = [
+                one[times] / (one["bound_us"] + LAUNCH_US)
+                for one in mine
+                if one.get(times) and one.get("bound_us")
+            ]
+            means[name] = geometric_mean(known) if known else None
         for name in ("over_default", "over_torch", "over_torch_fast", "over_bf16", "share_of_bound"):
             known = [one[name] for one in mine if one.get(name)]
             means[name] = geometric_mean(known) if known else None

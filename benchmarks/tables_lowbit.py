@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import percent, source, table, times
-from benchmarks.lowbit import by_model
+from benchmarks.lowbit import LAUNCH_US, by_model
 from benchmarks.lowbit_layers import DEVICES, MODELS
 
 #: Result -> what it measured.
@@ -22,7 +22,7 @@ RESULTS: Mapping[str, str] = {
 }
 _HEADS = (
     "kind", "model", "tensor parallelism", "rows", "layers", "over torch's call", "over the default",
-    "over torch.mm of bf16", "of the bound",
+    "over torch.mm of bf16", "of the bound", "at the bound over the default", "over torch.mm",
 )  # fmt: skip
 
 
@@ -42,7 +42,9 @@ def section(results: Path) -> str:
         "## Low-bit products\n\nGeometric means over a model's linear layers as tensor parallelism shares them, cold "
         "weights: the time of torch's own call for the type, of the default (that call with its result copied to D) and "
         "of torch.mm with bf16 weights, over that of the tuning's winner; and the share of the bound, the time to read and "
-        "write at the measured bandwidth. What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
+        "write at the measured bandwidth. *At the bound*: what "
+        f"would be gained by a launch that takes {LAUNCH_US} us longer than the bound, as one does that reads the bytes and does "
+        "nothing else. What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
         f"of {', '.join(MODELS)} with tensor parallelism of {' and '.join(map(str, DEVICES))}.\n\n"
     )
     return head + "\n".join(parts)
@@ -52,6 +54,7 @@ def _line(one: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         one["kind"], one["model"], str(one["tp"]), str(one["m"]), str(one["rows"]), times(one["over_torch"]),
         times(one["over_default"]), times(one["over_bf16"]), percent(one["share_of_bound"]),
+        times(one["most_over_default"]), times(one["most_over_bf16"]),
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ def document(**more: Any) -> str:
         "n": 4096,
         "k": 4096,
         "best_us": 2.0,
+        "bf16_us": 6.0,
+        "bound_us": 1.26,
         "over_bf16": 3.0,
     }
     return json.dumps(
@@ -35,6 +37,6 @@ def test_every_model_and_tensor_parallelism_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "lowbit.json").write_text(document())
     (tmp_path / "lowbit-bytes.json").write_text(document(complete=True))
     text = section(tmp_path)
-    assert text.count("| w4a16 | llama-3-8b | 1 | 1 | 1 | - | - | 3.00x | - |") == 2
-    assert text.count("| w4a16 | llama-3-8b | 8 | 1 | 1 | - | - | 5.00x | - |") == 2
+    assert text.count("| w4a16 | llama-3-8b | 1 | 1 | 1 | - | - | 3.00x | - | - | 3.00x |") == 2
+    assert text.count("| w4a16 | llama-3-8b | 8 | 1 | 1 | - | - | 5.00x | - | - | 3.00x |") == 2
     assert text.count("2 of 2 products were measured") == 1
