@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from backends.dtypes import DTYPES
+from backends.dtypes import DTYPES, FP8_WEIGHT
 from backends.grouping import ungrouped
 from backends.kernels.cluster import ClusterConfig
 from backends.kernels.family import KernelConfig
@@ -14,7 +14,7 @@ from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGe
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, MX_GROUP, STORED_ZEROS, groups_of
+from backends.quantisation import GROUPS, MX_GROUP, STORED_ZEROS, group_size, groups_of, scale_rows
 
 #: dequantise.h: enum Zero.
 ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
@@ -72,7 +72,7 @@ class WeightClusterConfig(ClusterConfig):
 
 def group(p: GemmProblem) -> int:
     """Elements of k that share a scale; 0 if a whole row does."""
-    return GROUPS.get(p.scale_a, 0)
+    return group_size(p.scale_a) or 0
 
 
 def bits(p: GemmProblem) -> int:
@@ -91,10 +91,12 @@ def read_step(p: GemmProblem) -> int:
 
 
 def quantised(p: GemmProblem) -> str:
-    """dequantise.h: Quantised<...> of the problem's weights, or Mxfp4."""
+    """dequantise.h: Quantised<...> of the problem's weights, Fp8Weights<...>, or Mxfp4."""
     if p.mx:
         return "gemmtune::Mxfp4"
     signed, scale = flag(p.dtype_a != "uint4"), CPP_TYPES[p.scale_dtype or "fp32"]
+    if p.dtype_a == FP8_WEIGHT:
+        return f"gemmtune::Fp8Weights<{group(p)}, {scale_rows(p)}, {scale}>"
     return f"gemmtune::Quantised<{bits(p)}, {signed}, gemmtune::{ZEROS[p.zero_a]}, {group(p)}, {scale}>"
 
 
