@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from backends.dtypes import DTYPES, FP8_WEIGHT
+from backends.dtypes import DTYPES, FP4, FP8_WEIGHT
 from backends.grouping import ungrouped
 from backends.kernels.cluster import ClusterConfig
 from backends.kernels.family import KernelConfig
@@ -78,6 +78,11 @@ def group(p: GemmProblem) -> int:
 def bits(p: GemmProblem) -> int:
     """Bits of a weight."""
     return DTYPES[p.dtype_a].bits
+
+
+def floats(p: GemmProblem) -> bool:
+    """Whether weights are floats, of 4 bits or 8: converting them takes more instructions than integers."""
+    return p.dtype_a in (FP4, FP8_WEIGHT)
 
 
 def wide(p: GemmProblem) -> int:

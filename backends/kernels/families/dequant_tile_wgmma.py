@@ -34,6 +34,7 @@ from backends.kernels.weights import (
     WeightArgs,
     WeightClusterConfig,
     bits,
+    floats,
     group,
     quantised,
     unsupported_scaled_weights,
@@ -52,11 +53,11 @@ _HELD, _RAW, _SCALES, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 2, 24, 5
 #: Bytes of a warp's patch of shared memory (dequant_tile_wgmma.h: kPatch).
 _PATCH = 1280
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: of its tensor cores for each column,
-#: and to issue what converts its weights (times the next for MXFP4). The share of what is not the bound that
+#: and to issue what converts its weights (times the next for floats). The share of what is not the bound that
 #: adds to it. Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage
 #: arrives, which a block that takes several tiles does not wait for; of a tile's end, and for each of its
 #: sums; of the launch. By counting; they only order the candidates.
-_COLUMN, _CONVERT, _MX, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
+_COLUMN, _CONVERT, _FLOATS, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
 _ARRIVES, _END, _STORE, _LAUNCH = 2200.0, 400.0, 0.03, 4000.0
 #: Clocks that blocks of a cluster wait for one another, at a stage.
 _WAIT = 20.0
@@ -86,7 +87,7 @@ class TilesConfig(WeightClusterConfig):
 
 
 class DequantTileWgmma(KernelFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks take
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks take
     tiles of D in turn, the copy engine (TMA) fills rings of weights, as they are stored, and of activations,
     which the blocks of a cluster share; weights are dequantised in registers and multiplied by their scales.
 
@@ -175,7 +176,7 @@ class DequantTileWgmma(KernelFamily):
         blocks = self._blocks(product, values)
         here = min(resident, ceil(blocks / units))
         weight, instructions = bits(p) / 8, here * rows / ROWS * PART / 16
-        converted = instructions * _CONVERT * (_MX if p.mx else 1.0)
+        converted = instructions * _CONVERT * (_FLOATS if floats(p) else 1.0)
         multiplied = instructions * _COLUMN * columns
         if here * rows == ROWS:  # nothing is multiplied while the only warpgroup waits
             multiplied += converted

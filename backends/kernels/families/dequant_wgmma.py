@@ -23,7 +23,7 @@ _SLOT = 1024
 
 
 class DequantWgmma(DequantRing):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are
     read once as they are stored, through rings of asynchronous copies, and are the instructions' register
     operand.
 
