@@ -18,16 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from backends.canonical import short_hash
-from backends.dtypes import (
-    COMPUTE_FOR,
-    COMPUTE_TYPES,
-    DTYPES,
-    FP4,
-    OUTPUTS_FOR,
-    WEIGHT_TYPES,
-    dtype,
-    is_weight_only,
-)
+from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, FP4, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.grouping import MOST_GROUPS, NO_ROUTING, active_groups, check_groups, routing_of
 from backends.problem_rules import (
@@ -286,8 +277,8 @@ def _built(
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
         raise InvalidProblem(
-            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and "
-            f"{', '.join(WEIGHT_TYPES)} for a weight matrix beside bf16 or fp16",
+            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4, fp4_e2m1 "
+            "or fp8_e4m3 for a weight matrix beside bf16 or fp16",
             "dtype_a",
         )
     out = dtype_d if dtype_d is not None else dtype_c

@@ -16,8 +16,8 @@ scale for the whole matrix (tensor). The zero point is one of ZEROS:
     float   stored like the scales, in their type: W = (q - z) * s (HQQ)
     shift   stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
 
-Weights of fp8_e4m3 are one to a byte and have no zero point, and the same scales; or one scale for 128 rows by
-128 elements of k (block_128x128), [n / 128 rounded up, k / 128]. A weight that is NaN makes its whole row of
+Weights of fp8_e4m3 are one to a byte and have no zero point. They have the same scales, or one scale for 128
+rows by 128 elements of k (block_128x128), [n / 128 rounded up, k / 128]. A weight that is NaN makes its row's
 sums NaN.
 
 MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit integers, and scales of fp8_e8m0,
@@ -45,8 +45,9 @@ STORED_ZEROS = ("uint4", "float", "shift")
 GROUPS = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
 #: The scale of blocks of rows, which weights of fp8 alone have.
 SQUARE = "block_128x128"
-#: Different 8-bit floats of a group, as far as their rounding errors go, if they are uniform in [0, 1): one divided by
-#: the sum of the squares of their shares. Each binade has eight, and half of the numbers of the one above.
+#: How many 8-bit floats of a group have errors of their own if numbers are uniform in [0, 1): one divided by
+#: the sum of the squares of the codes' probabilities. A binade has eight codes, and half of the next one's
+#: numbers.
 _UNIFORM_FLOATS = 24
 #: Rows whose 4-bit zero points share a word.
 ZERO_ROWS = 8

@@ -17,7 +17,8 @@ ScaleB = Annotated[
     str | None,
     typer.Option(
         help="Scale of quantised weights: tensor, row, "
-        f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k); of fp8_e4m3 {SQUARE}, too."
+        f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k); "
+        f"of fp8_e4m3 {SQUARE}, too."
     ),
 ]
 ScaleDtype = Annotated[

@@ -115,7 +115,9 @@ def test_a_block_of_rows_has_one_scale() -> None:
     wanted = np.kron(scales.astype(np.float64), np.ones((128, 128)))[:300]
     assert np.array_equal(found, wanted)
     rows = np.array([0, 127, 128, 299])
-    assert np.array_equal(dequantised(p, packed(np.ones((300, 256)), p.dtype_a), scales, None, rows), wanted[rows])
+    assert np.array_equal(
+        dequantised(p, packed(np.ones((300, 256)), p.dtype_a), scales, None, rows), wanted[rows]
+    )
     assert scale_rows(p) == 128
     assert scale_rows(fp8(1, 300, 256)) == 1
 

@@ -81,7 +81,8 @@ MISTAKES: Mapping[str, tuple[GemmProblem, Callable[[GemmProblem, dict[str, Array
     "the next group's zero": (weights(5, 64, 1024, zero_b="uint4"), _next_group("zero_a")),
     "the next row's scale": (weights(5, 64, 1024, "int8", scale_b="outer"), _next_row("scale_a")),
     "the next block's scale": (
-        fp8(5, 300, 1024, scale_b="block_128x128", scale_dtype="fp32"), _next_row("scale_a"),
+        fp8(5, 300, 1024, scale_b="block_128x128", scale_dtype="fp32"),
+        _next_row("scale_a"),
     ),
     "the scale of the block before": (fp8(5, 300, 1024, scale_b="block_128x128"), _next_group("scale_a")),
     "a power of two less": (fp8(5, 64, 1024), _halved),

@@ -48,8 +48,8 @@ _LEAST = 33
 _SCALES, _PAGES = 8, 2
 #: Columns of a warp's sums that pass through shared memory at once, and their padding (tile_product.h).
 _COLUMNS, _PAD = 16, 4
-#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits, for MXFP4 and for 8-bit
-#: floats, and that multiply them by their scales. By counting.
+#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits, for MXFP4 and for
+#: 8-bit floats, and that multiply them by their scales. By counting.
 _CONVERT, _CONVERT_MX, _CONVERT_FP8, _SCALE = {4: 13.0, 8: 10.0}, 22.0, 24.0, 4.0
 #: Per multiprocessor and clock: multiply-adds of 16-bit floats by mma.sync, by compute capability; bytes of
 #: shared memory, and of L2; instructions.

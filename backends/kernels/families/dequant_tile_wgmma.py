@@ -87,9 +87,10 @@ class TilesConfig(WeightClusterConfig):
 
 
 class DequantTileWgmma(KernelFamily):
-    """Weights of int4, uint4, int8, fp8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks take
-    tiles of D in turn, the copy engine (TMA) fills rings of weights, as they are stored, and of activations,
-    which the blocks of a cluster share; weights are dequantised in registers and multiplied by their scales.
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks
+    take tiles of D in turn, the copy engine (TMA) fills rings of weights, as they are stored, and of
+    activations, which the blocks of a cluster share; weights are dequantised in registers and multiplied by
+    their scales.
 
     dequant_tile_wgmma.h. Parameters: tile_m x tile_n of D per tile, slots (chunks of 128 bytes of every row),
     stages (of 64 elements of k of the activations), share (blocks of a cluster that share activations), group

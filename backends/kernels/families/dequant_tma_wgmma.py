@@ -55,9 +55,9 @@ _MOST, _MOST_ALIKE = 72, 2
 
 
 class DequantTmaWgmma(KernelFamily):
-    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 256 columns of bf16 or fp16 by wgmma: the copy engine
-    (TMA) fills rings of weights, as they are stored, and of activations, which the blocks of a cluster share;
-    weights are dequantised in registers and multiplied by their scales.
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 256 columns of bf16 or fp16 by wgmma: the copy
+    engine (TMA) fills rings of weights, as they are stored, and of activations, which the blocks of a cluster
+    share; weights are dequantised in registers and multiplied by their scales.
 
     dequant_tma_wgmma.h. Parameters: tile_m (rows of a block), teams (of warpgroups, which share k), slots
     (chunks of 128 bytes of every row), stages (of 64 elements of k of the activations), share (blocks of a

@@ -12,11 +12,12 @@ K / group]. The zero point is one of ZERO_POINTS:
     shift    stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
     signed   the 4 bits are a two's complement, from -8 to 7, and z = 0
 
-8-bit integers are int8 [N, K] without a zero point. 8-bit floats are torch.float8_e4m3fn [N, K], with the same
-scales, or one for 128 rows by 128 elements of K: [N / 128 rounded up, K / 128]. MXFP4 (OCP's microscaling formats) has 4-bit floats
-(e2m1) instead of integers, packed alike, and scales of powers of two, one for each 32 elements of K: uint8
-[N, K / 32], or torch.float8_e8m0fnu, whose byte e is 2^(e - 127). It has no zero point. Scales of that type
-tell it apart.
+8-bit integers are int8 [N, K] without a zero point. 8-bit floats are torch.float8_e4m3fn [N, K] without one,
+with the same scales, or with one for 128 rows by 128 elements of K: [N / 128 rounded up, K / 128].
+
+MXFP4 (OCP's microscaling formats) has 4-bit floats (e2m1) instead of integers, packed alike, and scales of
+powers of two, one for each 32 elements of K: uint8 [N, K / 32], or torch.float8_e8m0fnu, whose byte e is
+2^(e - 127). It has no zero point. Scales of that type tell it apart.
 """
 
 from __future__ import annotations
@@ -151,7 +152,11 @@ def _check_words(weight: Any, bits: int) -> None:
         )
     wanted = (torch.uint8,) if bits == 4 else tuple(EIGHT_BITS)
     if weight.dtype not in wanted or weight.dim() != 2 or not weight.numel():
-        shape = "[N, K / 2] of uint8, two elements of K to a byte" if bits == 4 else "[N, K] of int8 or float8_e4m3fn"
+        shape = (
+            "[N, K / 2] of uint8, two elements of K to a byte"
+            if bits == 4
+            else "[N, K] of int8 or float8_e4m3fn"
+        )
         raise WeightError(f"weight is {list(weight.shape)} of {weight.dtype}; {bits}-bit weights are {shape}")
     if not weight.is_contiguous():
         raise WeightError("weight must be contiguous: call .contiguous() once, when the weights are loaded")

@@ -155,7 +155,7 @@ def dequantized(form: Form, weight: Any, scales: Any, zeros: Any, dtype: Any) ->
         return dequantized_mxfp4(form, weight, scales, dtype)
     n, k, groups = form.n, form.k, max(form.groups, 1)
     integers = weight if weight.dtype in EIGHT_BITS else unpack_int4(weight, form.kind == "int4")
-    # Such floats and differences of such integers are exact in every type; those with other zero points need fp32.
+    # Such floats, and differences of such integers, are exact in every type; other zero points need fp32.
     exact = form.zero not in ("float", "shift")
     kind = dtype if exact else torch.promote_types(dtype, torch.float32)
     found = integers.to(kind).view(n, groups, k // groups)

@@ -45,7 +45,7 @@ KINDS = [
 
 
 def test_what_the_family_runs() -> None:
-    """Every kind, but stored zero points of a whole row, 8 bits in groups of a chunk, and MXFP4 times fp16."""
+    """Every kind, but stored zero points of a row, 8 bits in groups of a chunk, and MXFP4 times fp16."""
     left = [ident(p) for p in every_kind(3, 40, 1024) if not FAMILY.supports(p)]
     assert left == [f"bf16 uint4 {zero} outer" for zero in ("uint4", "float", "shift")]
     assert {ident(p) for p in every_kind(3, 40, 1024) if FAMILY.supports(p) and p not in KINDS} == {

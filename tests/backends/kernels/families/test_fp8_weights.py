@@ -1,5 +1,5 @@
-"""Weights of fp8_e4m3 on the host, in each family that dequantises: every code in every place, exactly; a weight
-that is NaN; blocks of rows that share a scale; planted mistakes."""
+"""Weights of fp8_e4m3 on the host, in each family that dequantises: every code in every place, exactly; a
+weight that is NaN; blocks of rows that share a scale; planted mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CHOSEN: dict[str, tuple[dict[str, Parameter], tuple[int, int]]] = {
         (65, 128),
     ),
 }  # fmt: skip
-#: Families that take scales of blocks. (A chunk of the others has one scale of a row, which is no whole word.)
+#: Families that take scales of blocks. (A chunk of the others has one scale of a row, no whole word.)
 WITH_BLOCKS = (GEMV, RING, WGMMA, TILE)
 #: Codes that are numbers, and the others.
 NAN = (0x7F, 0xFF)
@@ -82,8 +82,8 @@ def read(codes: Array) -> Array:
 
 
 def test_the_codes_are_those_of_the_standard() -> None:
-    """OCP 8-bit Floating Point Specification 1.0, table 1: (-1)^s 2^(e - 7) (1 + m / 8), and 2^-6 m / 8 where e
-    is 0."""
+    """OCP 8-bit Floating Point Specification 1.0, table 1: (-1)^s 2^(e - 7) (1 + m / 8), and 2^-6 m / 8 where
+    e is 0."""
     sign, exponent, mantissa = NUMBERS >> 7, (NUMBERS >> 3 & 15).astype(float), (NUMBERS & 7) / 8
     sizes = np.where(exponent == 0, 2.0**-6 * mantissa, 2.0 ** (exponent - 7) * (1 + mantissa))
     assert np.array_equal(read(NUMBERS), sizes * (1.0 - 2.0 * sign))
@@ -196,7 +196,9 @@ def test_they_compile_without_spilling(arch: str, tmp_path: Path) -> None:
 
 #: What is mistaken -> a family, the header, its text, what stands there instead.
 MISTAKES = {
-    "an exponent in another place": (RING, "device/dequantise.h", "kUp = kWide ? 4 : 7;", "kUp = kWide ? 5 : 7;"),
+    "an exponent in another place": (
+        RING, "device/dequantise.h", "kUp = kWide ? 4 : 7;", "kUp = kWide ? 5 : 7;",
+    ),
     "no sign": (RING, "device/dequantise.h", "? 0x87f087f0u", "? 0x07f007f0u"),
     "half the power": (RING, "device/dequantise.h", "? 0x7b807b80u", "? 0x7b007b00u"),
     "the upper bytes twice": (
@@ -205,7 +207,9 @@ MISTAKES = {
     "numbers that are taken for shrunk": (
         RING, "device/dequantise.h", "QUANT::kFloat || QUANT::kFp8 ? 1.0f", "QUANT::kFloat ? 1.0f",
     ),
-    "rows that begin a block anew": (RING, "device/line_copies.h", "(phase + line) / SIDE", "(phase * 0 + line) / SIDE"),
+    "rows that begin a block anew": (
+        RING, "device/line_copies.h", "(phase + line) / SIDE", "(phase * 0 + line) / SIDE",
+    ),
     "scales of the first rows": (
         RING, "device/dequant_chunk.h", "begin / QUANT::kSide * groups", "begin * 0 * groups",
     ),
@@ -214,7 +218,9 @@ MISTAKES = {
     ),
     "a scale a row": (GEMV, "families/dequant_gemv.h", "row / QUANT::kSide *", "row / 64 *"),
     "no sign, in fp32": (GEMV, "families/dequant_gemv.h", "& 0x87f00000u", "& 0x07f00000u"),
-    "half the power, in fp32": (GEMV, "families/dequant_gemv.h", "as_float(247u << 23)", "as_float(246u << 23)"),
+    "half the power, in fp32": (
+        GEMV, "families/dequant_gemv.h", "as_float(247u << 23)", "as_float(246u << 23)",
+    ),
     "bytes in reverse": (GEMV, "families/dequant_gemv.h", "(24 - i % 4 * 8)", "(i % 4 * 8)"),
 }  # fmt: skip
 #: The same, that only a weight which is NaN shows.
@@ -249,6 +255,10 @@ def test_a_mistake_of_nan_shows(mistake: str, tmp_path: Path) -> None:
     headers = changed(tmp_path / "headers", *what)
     codes = np.zeros((41, 1024), np.uint8)
     codes[7, 513] = 0x7F
-    given = {"a": codes, "scale_a": np.ones(41, ml_dtypes.bfloat16), "b": np.ones((5, 1024), ml_dtypes.bfloat16)}
+    given = {
+        "a": codes,
+        "scale_a": np.ones(41, ml_dtypes.bfloat16),
+        "b": np.ones((5, 1024), ml_dtypes.bfloat16),
+    }
     d = product(one(name, fp8(5, 41, 1024), tmp_path, headers), given)
     assert not np.isnan(d.astype(np.float32)).any()

@@ -21,8 +21,8 @@ def sample(
     n: int = 32, k: int = 256, *, bits: int = 4, group: int = 128, zero: str | None = "eight",
     scale_dtype: Any = torch.bfloat16, seed: int = 0,
 ) -> QuantizedWeight:  # fmt: skip
-    """Random weights. `group` -1 is a row, 0 one scale for all; `zero` "mxfp4" is that form, "fp8" that of 8-bit
-    floats, for which "fp8 blocks" has scales of 128 x 128 weights."""
+    """Random weights. `group` -1 is a row, 0 one scale for all; `zero` "mxfp4" is that form, "fp8" that of
+    8-bit floats, for which "fp8 blocks" has scales of 128 x 128 weights."""
     random = torch.Generator().manual_seed(seed)
     if zero == "mxfp4":
         data = torch.randint(0, 256, (n, k // 2), generator=random, dtype=torch.uint8)

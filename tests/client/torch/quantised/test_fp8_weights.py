@@ -55,7 +55,10 @@ def test_checkpoints_of_every_scale() -> None:
     assert same(from_compressed_tensors(w, floats(), bits=8), w.double() * floats().double())
     assert same(from_compressed_tensors(w, row, torch.zeros(N, 1)), w.double() * row.double())
     assert same(from_torchao(w, row), w.double() * row.double())
-    assert same(from_stored(w, floats(N, 2), group_size=128), w.double() * floats(N, 2).double().repeat_interleave(128, 1))
+    assert same(
+        from_stored(w, floats(N, 2), group_size=128),
+        w.double() * floats(N, 2).double().repeat_interleave(128, 1),
+    )
 
 
 def test_which_scales_are_of_blocks() -> None:
@@ -108,7 +111,9 @@ def test_torchs_own_checks_of_the_operator() -> None:
         x = torch.randn(3, 256, requires_grad=True)
         given = (x, weight.data, weight.scales, weight.group_size, torch.randn(130, requires_grad=True))
         torch.library.opcheck(
-            torch.ops.gemmtune.linear_w8a16.default, given, test_utils=("test_faketensor", "test_autograd_registration")
+            torch.ops.gemmtune.linear_w8a16.default,
+            given,
+            test_utils=("test_faketensor", "test_autograd_registration"),
         )
         linear_w8a16(*given).square().sum().backward()
         other = x.detach().clone().requires_grad_()
@@ -122,7 +127,9 @@ def test_a_recording_is_a_problem_that_is_tuned() -> None:
         for zero in ("fp8", "fp8 blocks"):
             given = sample(N, K, zero=zero, group=-1 if zero == "fp8" else 128, scale_dtype=torch.float32)
             linear_w8a16(x, given.data, given.scales)
-    found = {problem_from_wire({k: v for k, v in one.items() if k != "count"}) for one in recording.problems()}
+    found = {
+        problem_from_wire({k: v for k, v in one.items() if k != "count"}) for one in recording.problems()
+    }
     wanted: set[GemmProblem] = {
         weights(3, "fp8_e4m3", n=N, scale_b=scale, scale_dtype="fp32") for scale in ("outer", "block_128x128")
     }

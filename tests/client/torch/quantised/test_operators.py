@@ -39,7 +39,9 @@ STORED: dict[str, tuple[dict[str, Any], int, Any]] = {
     "fp8, a row": ({"zero": "fp8", "group": -1}, 2, torch.bfloat16),
     "fp8, one scale": ({"zero": "fp8", "group": 0, "scale_dtype": torch.float32}, 2, torch.float16),
     "fp8, blocks": (
-        {"n": FP8_ROWS, "zero": "fp8 blocks", "scale_dtype": torch.float32}, 2, torch.bfloat16,
+        {"n": FP8_ROWS, "zero": "fp8 blocks", "scale_dtype": torch.float32},
+        2,
+        torch.bfloat16,
     ),
     "int8, one scale": ({"bits": 8, "group": 0, "scale_dtype": torch.float32}, 2, torch.bfloat16),
 }
