@@ -22,9 +22,9 @@ def from_stored(
     group_size: int | None = None, even: str = "low",
 ) -> QuantizedWeight:  # fmt: skip
     """Weights of 4 bits as uint8 [n, k / 2], or of 8 as int8 or float8_e4m3fn [n, k]. (Scales of blocks of
-    128 x 128 that checkpoints call weight_scale_inv are multiplied by, like others.) even: the half of a byte that
-    holds the even element of k; "high" is the order that torch._convert_weight_to_int4pack takes. The bytes
-    do not say which it is. Raises WeightError."""
+    128 x 128 that checkpoints call weight_scale_inv are multiplied by, like others.) even: the half of a byte
+    that holds the even element of k; "high" is the order that torch._convert_weight_to_int4pack takes. The
+    bytes do not say which it is. Raises WeightError."""
     if even not in ("low", "high"):
         raise WeightError(f"even is {even!r}; the even element of k is in the low or the high half of a byte")
     if even == "high":
