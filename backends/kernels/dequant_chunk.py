@@ -5,7 +5,7 @@ and `deep` elements of k."""
 from __future__ import annotations
 
 from backends.dtypes import DTYPES
-from backends.kernels.weights import bits, floats, group, read_step, wide
+from backends.kernels.weights import bits, floats, group, read_step, split_scales, wide
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 
@@ -29,7 +29,8 @@ def scales_sums(p: GemmProblem) -> bool:
 
 def unsupported_scales(p: GemmProblem) -> str | None:
     """Why chunks cannot have the type of the scales, or None."""
-    if p.scale_a.startswith("block") and not scales_sums(p) and p.scale_dtype != p.dtype_b:
+    taken = scales_sums(p) or p.scale_dtype == p.dtype_b or split_scales(p)
+    if p.scale_a.startswith("block") and not taken:
         return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
     return None
 

@@ -105,6 +105,11 @@ def quantised(p: GemmProblem) -> str:
     return f"gemmtune::Quantised<{bits(p)}, {signed}, gemmtune::{ZEROS[p.zero_a]}, {group(p)}, {scale}>"
 
 
+def split_scales(p: GemmProblem) -> bool:
+    """Whether a scale that multiplies weights is two numbers of bf16 (dequantise.h: PairScale)."""
+    return p.dtype_a == FP8_WEIGHT and group(p) > 0 and p.scale_dtype == "fp32" and p.dtype_b == "bf16"
+
+
 def unsupported_weights(p: GemmProblem) -> str | None:
     """Why no family for quantised weights has the problem's types, or None."""
     return ungrouped(p) or unsupported_elements(p)
@@ -132,7 +137,7 @@ def unsupported_scaled_weights(p: GemmProblem) -> str | None:
         return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
     if p.mx and p.dtype_b != "bf16":
         return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-    if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
+    if group(p) and not p.mx and p.scale_dtype != p.dtype_b and not split_scales(p):
         return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
     return None
 

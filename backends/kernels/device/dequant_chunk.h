@@ -217,7 +217,8 @@ struct DequantChunk {
     struct Row {
         unsigned raw[4];
         unsigned whole;         // zero point
-        unsigned zero, scale;   // pairs, where weights are multiplied or have floating-point zero points
+        unsigned zero;          // a pair, where weights have floating-point zero points
+        PairScale<T, QUANT> scale;  // where weights are multiplied
         float factor, offset;   // kGrouped: the scale; kFolded: what is subtracted
 
         GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int row, int step) {
@@ -235,7 +236,7 @@ struct DequantChunk {
                 else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z / kUnshrunk : z).bits);
             }
             if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;
-            if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(factor).bits);
+            if constexpr (kGrouped && !kAfter) scale.set(factor);
         }
 
         GEMMTUNE_DEVICE void convert(unsigned mask, int j, unsigned (&out)[4]) const {
@@ -253,7 +254,7 @@ struct DequantChunk {
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);
                 if constexpr (kGrouped && !kAfter)
-                    out[i] = fma_pair<T>(out[i], scale, QUANT::kZero == kAdded ? zero : PairBits<T>::kMinusZero);
+                    out[i] = scale.times(out[i], QUANT::kZero == kAdded ? zero : PairBits<T>::kMinusZero);
             }
         }
     };

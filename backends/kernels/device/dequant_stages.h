@@ -168,8 +168,9 @@ struct DequantStages {
     struct Rows {
         static_assert(COUNT <= 8, "their zero points are a word");
         unsigned raw[COUNT][kRaw];
-        unsigned zero[COUNT], scale[COUNT];  // pairs
-        unsigned whole;                      // zero points of four bits
+        unsigned zero[COUNT];  // pairs
+        PairScale<T, QUANT> scale[COUNT];
+        unsigned whole;        // zero points of four bits
 
         GEMMTUNE_DEVICE void read(const char* stage, const Reads& reads, int step) {
             GEMMTUNE_UNROLL
@@ -183,8 +184,7 @@ struct DequantStages {
             GEMMTUNE_UNROLL
             for (int r = 0; r < COUNT; ++r) {
                 if constexpr (kGrouped) {
-                    const float factor = widen(read_shared<Scale>(scales + 8 * r * kScalePitch)) * kUnshrunk;
-                    scale[r] = both(narrow<T>(factor).bits);
+                    scale[r].set(widen(read_shared<Scale>(scales + 8 * r * kScalePitch)) * kUnshrunk);
                 }
                 if constexpr (QUANT::kZero == kWords)
                     whole |= (read_shared<unsigned>(zeros + (r * kScales + of) * 4) >> 4 * reads.group & 15u) << 4 * r;
@@ -208,7 +208,7 @@ struct DequantStages {
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero[r]);
                 if constexpr (kGrouped)
-                    out[i] = fma_pair<T>(out[i], scale[r], QUANT::kZero == kAdded ? zero[r] : PairBits<T>::kMinusZero);
+                    out[i] = scale[r].times(out[i], QUANT::kZero == kAdded ? zero[r] : PairBits<T>::kMinusZero);
             }
         }
     };

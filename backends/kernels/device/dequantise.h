@@ -183,6 +183,26 @@ constexpr float kShrunk<Bf16> = 64.0f;
 template <typename T, typename QUANT>
 constexpr float kShrunkOf = QUANT::kFloat || QUANT::kFp8 ? 1.0f : kShrunk<T>;
 
+// A scale that multiplies weights, as pairs of T. One of fp32 beside fp8 is two numbers of bf16, of which the second is
+// what the first leaves of it: both have 16 bits of a significand together, so that a weight, which is the sum of its
+// products by them, is rounded once, but for 2^-8 of that rounding.
+template <typename T, typename QUANT>
+struct PairScale {
+    static constexpr bool kSplit = QUANT::kFp8 && sizeof(typename QUANT::Scale) == 4 && kSame<T, Bf16>;
+    unsigned first, rest;
+
+    GEMMTUNE_DEVICE void set(float factor) {
+        const T whole = narrow<T>(factor);
+        first = both(whole.bits);
+        if constexpr (kSplit) rest = both(narrow<T>(factor - widen(whole)).bits);
+    }
+    // A pair of weights by the scale, and what is added.
+    GEMMTUNE_DEVICE unsigned times(unsigned weights, unsigned added) const {
+        if constexpr (kSplit) added = fma_pair<T>(weights, rest, added);
+        return fma_pair<T>(weights, first, added);
+    }
+};
+
 // Eight 4-bit integers of a 16-byte load, those from 8 j on, as bf16 with their power of two left, for sums from which
 // it is subtracted later: four pairs, in the order of paired(). The top bit of signed ones is inverted, which makes
 // them unsigned and larger by kConstantZero.

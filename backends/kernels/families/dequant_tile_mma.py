@@ -36,6 +36,7 @@ from backends.kernels.weights import (
     group,
     lines_rule,
     quantised,
+    split_scales,
     unsupported_scaled_weights,
 )
 from backends.problem import GemmProblem
@@ -104,7 +105,8 @@ class DequantTile:
     def registers(self) -> int:
         """Registers for sums, a step's activations, two tiles' converted weights, and a step's rows of
         weights with their scales and zero points."""
-        row = bits(self.problem) // 4 + (group(self.problem) > 0) + (self.problem.zero_a in STORED_ZEROS)
+        scale = (group(self.problem) > 0) + split_scales(self.problem)
+        row = bits(self.problem) // 4 + scale + (self.problem.zero_a in STORED_ZEROS)
         return self.wm * self.wn // 32 + self.wn // 2 + 16 + self.wm // 8 * row
 
     @property
@@ -166,7 +168,8 @@ class DequantTile:
         multiplied = self.bm * self.bn * self.bk / products
         fragments = self.wm // 16 * self.bk // 16  # of a warp
         convert = _CONVERT_MX if p.mx else _CONVERT_FP8 if floats(p) else _CONVERT[bits(p)]
-        each = convert + (_SCALE if group(p) else 0.0) + self.wn // 8 + 2.0
+        scaled = _SCALE * ((group(p) > 0) + split_scales(p))
+        each = convert + scaled + self.wn // 8 + 2.0
         copies = self.stage_bytes / 16 / self.threads * 4
         issued = self.warps * (fragments * each + self.wn // 8 * self.bk // 32 + copies) / _ISSUED
         weights, inputs = self.bm * self.bk * bits(p) // 8, self.bn * self.bk * 2

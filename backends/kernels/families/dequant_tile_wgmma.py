@@ -37,6 +37,7 @@ from backends.kernels.weights import (
     floats,
     group,
     quantised,
+    split_scales,
     unsupported_scaled_weights,
 )
 from backends.operands import Operands
@@ -221,7 +222,7 @@ def _registers_rule(problem: GemmProblem, values: Values, threads: int, arch: Gp
         return f"an instruction takes {sums + _LAUNCHED} registers; a thread is launched with {launched}"
     room = consumer_registers(threads, blocks, arch, _PRODUCER) - _OTHER
     needed = sums + _HELD + _RAW[bits(problem)]
-    if problem.zero_a in STORED_ZEROS or group(problem) == PART // 2:
+    if problem.zero_a in STORED_ZEROS or group(problem) == PART // 2 or split_scales(problem):
         needed += _SCALES
     if needed > room:
         return f"weights and sums take {needed} registers; a consumer has {room} for them"

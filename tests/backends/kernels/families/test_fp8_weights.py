@@ -61,7 +61,8 @@ CHOSEN: dict[str, tuple[dict[str, Parameter], tuple[int, int]]] = {
         (65, 128),
     ),
 }  # fmt: skip
-#: Families that take scales of blocks. (A chunk of the others has one scale of a row, no whole word.)
+#: Families that take scales of blocks of every type. (A chunk of the others has one scale of a row, of which only
+#: fp32 is a whole word.)
 WITH_BLOCKS = (GEMV, RING, WGMMA, TILE)
 #: Codes that are numbers, and the others.
 NAN = (0x7F, 0xFF)
@@ -108,17 +109,17 @@ def test_every_code_is_exact_in_every_place(name: str, kind: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [*((name, "outer") for name in CHOSEN), *((name, "block_128x128") for name in WITH_BLOCKS)],
+    [*((name, "outer") for name in CHOSEN), *((name, "block_128x128") for name in CHOSEN)],
 )
 def test_a_weight_that_is_nan_makes_its_row_nan(name: str, scale: str, tmp_path: Path) -> None:
     """And no other row, whatever it is multiplied by: here zero. Both NaNs, in every byte of a word."""
     k, columns = 2048, CHOSEN[name][1][0]
-    problem = fp8(columns, 41, k, scale_b=scale)
+    problem = fp8(columns, 41, k, scale_b=scale, scale_dtype="fp32")
     codes = np.full((41, k), 0x7E, np.uint8)  # the largest number
     places = {3: (17, 0x7F), 8: (1102, 0xFF), 21: (2047, 0x7F), 40: (0, 0xFF)}
     for row, (place, code) in places.items():
         codes[row, place] = code
-    scales = np.ones((41, 1) if scale == "outer" else (1, k // 128), ml_dtypes.bfloat16)
+    scales = np.ones((41, 1) if scale == "outer" else (1, k // 128), np.float32)
     inputs = np.zeros((columns, k), ml_dtypes.bfloat16)
     d = product(one(name, problem, tmp_path), {"a": codes, "scale_a": scales, "b": inputs}).astype(np.float32)
     rows_of_nan = np.isin(np.arange(41), list(places))
@@ -130,15 +131,17 @@ def blocks(columns: int, rows: int, k: int, **options: Any) -> GemmProblem:
     return fp8(columns, rows, k, scale_b="block_128x128", **options)
 
 
-@pytest.mark.parametrize("name", WITH_BLOCKS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_blocks_of_rows_share_a_scale(name: str, tmp_path: Path) -> None:
     """The last block has fewer rows. A block's rows differ by many tiles, or lie in one."""
     fewest, most = CHOSEN[name][1]
-    problems = [
-        blocks(fewest, 300, 2048), blocks(most, 140, 1024, dtype_a="fp16", scale_dtype="fp16", beta=1.0),
-    ]  # fmt: skip
-    if FAMILIES[name].supports(blocks(fewest, 300, 384, scale_dtype="fp32")):
-        problems += [blocks(fewest, 300, 384, scale_dtype="fp32"), blocks(fewest, 9, 128, scale_dtype="fp32")]
+    problems = [blocks(fewest, 300, 2048, scale_dtype="fp32"), blocks(fewest, 9, 1024, scale_dtype="fp32")]
+    if name in WITH_BLOCKS:
+        problems += [
+            blocks(fewest, 300, 2048), blocks(most, 140, 1024, dtype_a="fp16", scale_dtype="fp16", beta=1.0),
+        ]  # fmt: skip
+    if name != TILE:  # whose pages are eight groups
+        problems.append(blocks(fewest, 300, 384, scale_dtype="fp32"))
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
     found = [FAMILIES[name].config(problem, CHOSEN[name][0], SM_90) for problem in problems]
     for built, problem in zip(build(found, tmp_path), problems, strict=True):
@@ -151,17 +154,48 @@ def test_blocks_of_rows_share_a_scale(name: str, tmp_path: Path) -> None:
 
 
 def test_scales_of_blocks_that_families_take() -> None:
-    """What multiplies sums takes every type; what multiplies weights takes the activations'."""
+    """What multiplies sums takes every type; what multiplies weights takes the activations', and fp32 beside
+    bf16, whose range is the same."""
     wide, narrow = blocks(100, 256, 1024, scale_dtype="fp32"), blocks(100, 256, 1024)
     assert FAMILIES["dequant-ring"].supports(wide)
     assert FAMILIES["dequant-wgmma"].supports(wide)
+    halves = blocks(100, 256, 1024, dtype_a="fp16", scale_dtype="fp32")
     for name in (TILE, "dequant-tma-wgmma", "dequant-tile-wgmma"):
-        assert "scales of their type here, not of fp32" in (FAMILIES[name].unsupported(wide) or "")
+        assert FAMILIES[name].rule(wide, CHOSEN[name][0], H200) is None
+        assert "scales of their type here, not of fp32" in (FAMILIES[name].unsupported(halves) or "")
     assert FAMILIES[TILE].rule(narrow, CHOSEN[TILE][0], H200) is None
     for name in ("dequant-tma-wgmma", "dequant-tile-wgmma"):
         assert "no whole 4-byte words" in (FAMILIES[name].rule(narrow, CHOSEN[name][0], H200) or "")
     for name in ("dequant-mfma", "dequant-wmma"):
         assert "multiply 4-bit weights, not fp8_e4m3" in (FAMILIES[name].unsupported(narrow) or "")
+
+
+def off_by(name: str, folder: Path, headers: Path | None = None) -> float:
+    """The most that weights differ from what they are, in units of bf16's rounding: scales of fp32 with all of
+    their bits multiply weights, of which one a column is multiplied by one."""
+    k, rows, columns = 1024, len(NUMBERS), CHOSEN[name][1][1]
+    problem = fp8(columns, rows, k, dtype_d="fp32", scale_b="block_128x128", scale_dtype="fp32")
+    rng = np.random.default_rng(7)
+    scales = (rng.random((2, 8)) * 2.0 ** rng.integers(-20, 20, (2, 8))).astype(np.float32)
+    codes = NUMBERS[(np.arange(rows)[:, None] + 3 * np.arange(k)) % rows]
+    places = rng.permutation(k)[:columns]
+    inputs = np.zeros((columns, k), ml_dtypes.bfloat16)
+    inputs[np.arange(columns), places] = 1
+    d = product(one(name, problem, folder, headers), {"a": codes, "scale_a": scales, "b": inputs})
+    wanted = (read(codes) * scales.astype(np.float64).repeat(128, 0)[:rows].repeat(128, 1))[:, places].T
+    off = np.abs(d - wanted)[wanted != 0] / np.abs(wanted[wanted != 0])
+    return float(off.max() * 2**8)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_weight_is_rounded_once_by_a_scale_of_fp32(name: str, tmp_path: Path) -> None:
+    """To half a unit at most, or not at all where the scale multiplies sums."""
+    assert off_by(name, tmp_path) <= (2**-15 if name in (GEMV, RING, WGMMA) else 1 + 2**-6)
+
+
+def test_a_scale_that_is_rounded_first_shows(tmp_path: Path) -> None:
+    what = "device/dequantise.h", "if constexpr (kSplit) added =", "if constexpr (false) added ="
+    assert off_by(TILE, tmp_path, changed(tmp_path / "headers", *what)) > 1.2
 
 
 def test_warps_of_64(tmp_path: Path) -> None:
@@ -183,8 +217,8 @@ def test_they_compile_without_spilling(arch: str, tmp_path: Path) -> None:
     if not nvidia and (why := clang.missing(arch)) is not None:
         pytest.skip(why)
     for name in [*CHOSEN] if arch == "sm_90" else [GEMV, RING, TILE] if nvidia else [GEMV]:
-        for scale in ("tensor", "block_128x128") if name in WITH_BLOCKS else ("tensor",):
-            problem = fp8(CHOSEN[name][1][0], 1288, 4096, scale_b=scale)
+        for scale in ("tensor", "block_128x128"):
+            problem = fp8(CHOSEN[name][1][0], 1288, 4096, scale_b=scale, scale_dtype="fp32")
             found = FAMILIES[name].config(problem, CHOSEN[name][0], GPU_ARCHS[arch])
             if nvidia:
                 target = Nvrtc().target(arch, found.arch_specific)
