@@ -61,8 +61,8 @@ CHOSEN: dict[str, tuple[dict[str, Parameter], tuple[int, int]]] = {
         (65, 128),
     ),
 }  # fmt: skip
-#: Families that take scales of blocks of every type. (A chunk of the others has one scale of a row, of which only
-#: fp32 is a whole word.)
+#: Families that take scales of blocks of every type. (A chunk of the others has one scale of a row, of which
+#: only fp32 is a whole word.)
 WITH_BLOCKS = (GEMV, RING, WGMMA, TILE)
 #: Codes that are numbers, and the others.
 NAN = (0x7F, 0xFF)
@@ -154,8 +154,8 @@ def test_blocks_of_rows_share_a_scale(name: str, tmp_path: Path) -> None:
 
 
 def test_scales_of_blocks_that_families_take() -> None:
-    """What multiplies sums takes every type; what multiplies weights takes the activations', and fp32 beside
-    bf16, whose range is the same."""
+    """What multiplies sums takes every type; what multiplies weights takes the activations', and fp32
+    beside bf16, whose range is the same."""
     wide, narrow = blocks(100, 256, 1024, scale_dtype="fp32"), blocks(100, 256, 1024)
     assert FAMILIES["dequant-ring"].supports(wide)
     assert FAMILIES["dequant-wgmma"].supports(wide)
@@ -171,8 +171,8 @@ def test_scales_of_blocks_that_families_take() -> None:
 
 
 def off_by(name: str, folder: Path, headers: Path | None = None) -> float:
-    """The most that weights differ from what they are, in units of bf16's rounding: scales of fp32 with all of
-    their bits multiply weights, of which one a column is multiplied by one."""
+    """The most that weights differ from what they are, in units of bf16's rounding: scales of fp32 with all
+    of their bits multiply weights, of which one a column is multiplied by one."""
     k, rows, columns = 1024, len(NUMBERS), CHOSEN[name][1][1]
     problem = fp8(columns, rows, k, dtype_d="fp32", scale_b="block_128x128", scale_dtype="fp32")
     rng = np.random.default_rng(7)
