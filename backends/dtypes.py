@@ -22,6 +22,9 @@ FLOAT, INTEGER, COMPLEX = "float", "integer", "complex"
 #: OCP's 4-bit float (Microscaling Formats 1.0, 5.3.3), and the numbers of its 16 codes: a sign, two bits of
 #: exponent with bias 1, one of mantissa; neither infinity nor NaN.
 FP4 = "fp4_e2m1"
+#: The 8-bit float of weights beside 16-bit activations: OCP's e4m3, finite to 448, with NaN and without
+#: infinity.
+FP8_WEIGHT = "fp8_e4m3"
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1: tuple[float, ...] = (*_MAGNITUDES, *(-one for one in _MAGNITUDES))
 
@@ -158,7 +161,7 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
 }
 
 #: Storage types of quantised weights, and the types of the activations that are multiplied by them.
-WEIGHT_TYPES = ("int4", "uint4", "int8", FP4)
+WEIGHT_TYPES = ("int4", "uint4", "int8", FP4, FP8_WEIGHT)
 ACTIVATION_TYPES = ("bf16", "fp16")
 
 

@@ -242,7 +242,7 @@ def from_blas(
     """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
-    storage computed in tf32. An A of int4, uint4, int8 or fp4_e2m1 beside a B of bf16 or fp16 is a quantised
+    storage computed in tf32. An A of WEIGHT_TYPES beside a B of bf16 or fp16 is a quantised
     weight matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are
     distributed over them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises
     InvalidProblem."""
@@ -277,8 +277,8 @@ def _built(
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
         raise InvalidProblem(
-            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4 or fp4_e2m1 "
-            "for a weight matrix beside bf16 or fp16",
+            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4, fp4_e2m1 "
+            "or fp8_e4m3 for a weight matrix beside bf16 or fp16",
             "dtype_a",
         )
     out = dtype_d if dtype_d is not None else dtype_c

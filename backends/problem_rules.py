@@ -13,6 +13,7 @@ from backends.dtypes import (
     DTYPES,
     FP4,
     OUTPUTS_FOR,
+    WEIGHT_TYPES,
     dtype,
     is_fp8,
     is_weight_only,
@@ -37,7 +38,7 @@ BLOCKS: Mapping[str, tuple[int, int]] = {
     "block_1x128": (1, 128), "block_128x128": (128, 128), "block_1x32": (1, 32), "block_1x64": (1, 64),
 }  # fmt: skip
 SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
-#: Types of the scales of quantised integers, and of MXFP4.
+#: Types of the scales of quantised integers and of fp8, and of MXFP4.
 WEIGHT_SCALE_DTYPES = ("fp32", "bf16", "fp16")
 MX_SCALE_DTYPES = ("fp8_e8m0",)
 ALIGNMENTS = (1, 2, 4, 8, 16)
@@ -117,7 +118,7 @@ def check_types(p: ProblemFields) -> None:
     if a != b and not (is_fp8(a) and is_fp8(b)):
         raise InvalidProblem(
             f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix, and a "
-            "weight matrix x[m,k] w[n,k] of int4, uint4, int8 or fp4_e2m1 with bf16 or fp16)",
+            f"weight matrix x[m,k] w[n,k] of {', '.join(WEIGHT_TYPES)} with bf16 or fp16)",
             "dtype_b",
         )
     one_of(p.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")

@@ -16,6 +16,10 @@ scale for the whole matrix (tensor). The zero point is one of ZEROS:
     float   stored like the scales, in their type: W = (q - z) * s (HQQ)
     shift   stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
 
+Weights of fp8_e4m3 are one to a byte and have no zero point. They have the same scales, or one scale for 128
+rows by 128 elements of k (block_128x128), [n / 128 rounded up, k / 128]. A weight that is NaN makes its row's
+sums NaN.
+
 MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit integers, and scales of fp8_e8m0,
 one a group of 32 (block_1x32): the byte e is 2^(e - 127). There is no zero point. A scale of 255 is NaN, and
 so is then every weight of its group; weights are packed without one, and kernels and the reference carry it
@@ -29,9 +33,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, E2M1, FP4, INTEGER
+from backends.dtypes import DTYPES, E2M1, FP4, FP8_WEIGHT, INTEGER
 from backends.errors import InvalidProblem
-from backends.problem_rules import MX_SCALE_DTYPES, TERMS, ProblemFields, one_of
+from backends.problem_rules import BLOCKS, MX_SCALE_DTYPES, TERMS, ProblemFields, one_of
 
 #: Zero points of quantised weights.
 ZEROS = ("none", "eight", "uint4", "float", "shift")
@@ -39,6 +43,12 @@ ZEROS = ("none", "eight", "uint4", "float", "shift")
 STORED_ZEROS = ("uint4", "float", "shift")
 #: Sizes of a group of k that shares a scale, by the scale's name.
 GROUPS = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
+#: The scale of blocks of rows, which weights of fp8 alone have.
+SQUARE = "block_128x128"
+#: How many 8-bit floats of a group have errors of their own if numbers are uniform in [0, 1): one divided by
+#: the sum of the squares of the codes' probabilities. A binade has eight codes, and half of the next one's
+#: numbers.
+_UNIFORM_FLOATS = 24
 #: Rows whose 4-bit zero points share a word.
 ZERO_ROWS = 8
 
@@ -69,14 +79,21 @@ def check_weights(p: ProblemFields) -> None:
     for name in ("scale_b", "scale_d"):
         if getattr(p, name) != "none":
             raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
-    scales = (MX_SCALE,) if p.mx else ("tensor", "outer", *GROUPS)
+    scales = scales_of(p.dtype_a)
     if p.scale_a not in scales:
-        known = ", ".join(scales)
+        known, kind = ", ".join(scales), p.dtype_a
         raise InvalidProblem(
-            f"scale_a {p.scale_a} is no scale of quantised weights; known: {known}", "scale_a"
+            f"scale_a {p.scale_a} is no scale of quantised weights of {kind}; known: {known}", "scale_a"
         )
     _check_sizes(p)
     _check_zero(p)
+
+
+def scales_of(dtype_a: str) -> tuple[str, ...]:
+    """The scales that weights of a type may have."""
+    if dtype_a == FP4:
+        return (MX_SCALE,)
+    return ("tensor", "outer", *GROUPS, *((SQUARE,) if dtype_a == FP8_WEIGHT else ()))
 
 
 def check_mx(p: ProblemFields) -> None:
@@ -93,7 +110,7 @@ def check_mx(p: ProblemFields) -> None:
 
 
 def _check_sizes(p: ProblemFields) -> None:
-    group, packing = GROUPS.get(p.scale_a), DTYPES[p.dtype_a].packing
+    group, packing = group_size(p.scale_a), DTYPES[p.dtype_a].packing
     if group is not None and p.k % group:
         raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {group}", "k")
     for name in ("k", "lda", *(("stride_a",) if p.groups else ())):
@@ -107,9 +124,9 @@ def _check_zero(p: ProblemFields) -> None:
     if p.mx and p.zero_a != "none":
         raise InvalidProblem(f"zero_a {p.zero_a}: {FP4} has a sign, and MXFP4 no zero point", "zero_a")
     if p.dtype_a != "uint4" and p.zero_a != "none":
+        instead = "" if p.dtype_a == FP8_WEIGHT else "; store the weights as uint4"
         raise InvalidProblem(
-            f"zero_a {p.zero_a}: {p.dtype_a} is signed and has no zero point; store the weights as uint4",
-            "zero_a",
+            f"zero_a {p.zero_a}: {p.dtype_a} is signed and has no zero point{instead}", "zero_a"
         )
     if p.scale_a == "tensor" and p.zero_a in STORED_ZEROS:
         raise InvalidProblem(
@@ -123,9 +140,19 @@ def _check_zero(p: ProblemFields) -> None:
         )
 
 
+def group_size(scale: str) -> int | None:
+    """Elements of k that share a scale of this name; None where a whole row, or all, have one."""
+    return BLOCKS[SQUARE][1] if scale == SQUARE else GROUPS.get(scale)
+
+
 def group_of(p: ProblemFields) -> int:
     """Elements of k that share a scale and a zero point."""
-    return GROUPS.get(p.scale_a, p.k)
+    return group_size(p.scale_a) or p.k
+
+
+def scale_rows(p: ProblemFields) -> int:
+    """Rows of weights that share a scale of a group: one, or those of a block. (A single scale is apart.)"""
+    return BLOCKS[SQUARE][0] if p.scale_a == SQUARE else 1
 
 
 def groups_of(p: ProblemFields) -> int:
@@ -134,7 +161,7 @@ def groups_of(p: ProblemFields) -> int:
 
 
 def unpacked(p: ProblemFields, stored: Array) -> Float:
-    """The integers (e2m1's numbers) of stored weights, [..., bytes] -> [..., k], as float64."""
+    """The integers (floats' numbers) of stored weights, [..., bytes] -> [..., k], as float64."""
     if DTYPES[p.dtype_a].packing == 1:
         return stored.astype(np.float64)
     low, high = stored & 15, stored >> 4
@@ -146,11 +173,13 @@ def unpacked(p: ProblemFields, stored: Array) -> Float:
 
 
 def packed(integers: Array, dtype_a: str) -> Array:
-    """Integers (numbers of e2m1) [..., k] as weights of `dtype_a` are stored: the inverse of unpacked().
+    """Integers (numbers of floats) [..., k] as weights of `dtype_a` are stored: the inverse of unpacked().
     Raises ValueError for one that the type does not have, and for an odd k of a 4-bit type."""
     kind = DTYPES[dtype_a]
     if dtype_a == FP4:
         return _pairs(_e2m1_codes(integers), kind.name)
+    if dtype_a == FP8_WEIGHT:
+        return _e4m3(integers)
     low = 0 if dtype_a.startswith("u") else -(2 ** (kind.bits - 1))
     high = low + 2**kind.bits - 1
     if integers.size and not (low <= integers.min() and integers.max() <= high):
@@ -166,6 +195,14 @@ def _pairs(nibbles: Array, dtype_a: str) -> Array:
         raise ValueError(f"two elements of {dtype_a} share a byte: {nibbles.shape[-1]} is odd")
     pairs: Array = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
     return pairs
+
+
+def _e4m3(numbers: Array) -> Array:
+    found: Array = numbers.astype(DTYPES[FP8_WEIGHT].storage)
+    other = found.astype(np.float64) != numbers
+    if other.any():
+        raise ValueError(f"{FP8_WEIGHT} does not hold {numbers[other][0]}: round to it first")
+    return found
 
 
 def _e2m1_codes(numbers: Array) -> Array:
@@ -218,9 +255,12 @@ def dequantised(
     p: ProblemFields, weights: Array, scales: Array, zeros: Array | None, rows: Any = slice(None)
 ) -> Float:
     """The weights' numbers [..., rows, k] in float64, exactly as the module says, from what is stored:
-    weights [..., n, bytes], scales [n, groups] (or one), zeros as stored. `rows` selects rows of n."""
+    weights [..., n, bytes], scales [n, groups] (of blocks [n / 128 rounded up, groups], or one), zeros as
+    stored. `rows` selects rows of n."""
     q = unpacked(p, weights[..., rows, :])
     s = scales.astype(np.float64)
+    if p.scale_a == SQUARE:
+        s = np.repeat(s, scale_rows(p), axis=0)[: p.m]
     s = s.reshape(1, 1) if p.scale_a == "tensor" else s[rows]
     group = group_of(p)
     spread = np.repeat(s, group, axis=1)
@@ -238,7 +278,9 @@ def dequantised(
 
 
 def roundings(p: ProblemFields) -> int:
-    """Independent rounding errors of a row of weights that are rounded once each: equal integers of a group
+    """Independent rounding errors of a row of weights that are rounded once each: equal numbers of a group
     have equal errors."""
+    if p.dtype_a == FP8_WEIGHT:
+        return min(p.k, groups_of(p) * _UNIFORM_FLOATS)
     assert DTYPES[p.dtype_a].kind == INTEGER
     return min(p.k, groups_of(p) << DTYPES[p.dtype_a].bits)

@@ -5,8 +5,8 @@
 
 Tunes y = x W^T of the linear layers of Llama-3 8B and 70B, of the dense Qwen3 8B, 14B and 32B, and of DeepSeek-V3's dense
 layers: a device's share of them with tensor parallelism of 1 and of 8. A product that several models have is tuned once.
-Kinds: weights of 4 bits in groups of 128 (w4a16), of MXFP4 (w4a16_mxfp4) and of 8 bits with a scale a row (w8a16)
-times bf16, 1, 8 and 32 rows; int8 by int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor
+Kinds: weights of 4 bits in groups of 128 (w4a16), of MXFP4 (w4a16_mxfp4), of 8 bits with a scale a row (w8a16), of
+fp8 with a scale a row (w8a16_fp8) or with those of blocks of 128 x 128 (w8a16_fp8_blocks) times bf16, 1, 8 and 32 rows; int8 by int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor
 and with scales of blocks of 128, 1 to 4096 rows. MXFP4 has gpt-oss-20b's layers, too: those of one expert. Rows are
 written as they are measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B on one device
 alone. `by_model` has the geometric means of a model's layers for each tensor parallelism, `summary` those of all products.
@@ -14,7 +14,7 @@ alone. `by_model` has the geometric means of a model's layers for each tensor pa
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
 runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call timed
 by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike; of fp8
-`torch_fast_us` is the call with use_fast_accum. torch has no call for MXFP4: it is dequantised to bf16 before torch.mm.
+`torch_fast_us` is the call with use_fast_accum. torch has no call for MXFP4 and for fp8 beside bf16: they are dequantised to bf16 before torch.mm.
 For int8, torch_us is _int_mm without scaling its sums. Weights are cold everywhere. `bound_us` is the time to read
 weights, scales and activations and to write the result at the measured bandwidth; None if it could not be measured.
 """
@@ -54,6 +54,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     MX_KIND: {"dtype_a": "bf16", "dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"},
     "w8a16": {"dtype_a": "bf16", "dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"},
+    "w8a16_fp8": {"dtype_a": "bf16", "dtype_b": "fp8_e4m3", "scale_b": "outer", "scale_dtype": "bf16"},
+    "w8a16_fp8_blocks": {
+        "dtype_a": "bf16", "dtype_b": "fp8_e4m3", "scale_b": "block_128x128", "scale_dtype": "fp32",
+    },
     "w8a8_int8_rows": {"dtype_a": "int8", **_ROWS},
     "w8a8_fp8_rows": {"dtype_a": "fp8_e4m3", **_ROWS},
     "w8a8_fp8_tensor": {"dtype_a": "fp8_e4m3", "dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"},

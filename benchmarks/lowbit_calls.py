@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from backends.gpu.torch_dequantise import dequantising
-from backends.problem import from_linear
+from backends.problem import GemmProblem, from_linear
 from benchmarks.cuda_tuned import say
 from benchmarks.graph_time import graph_us
 
@@ -85,13 +85,41 @@ def _int4pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
 
 
 def _mxfp4(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
-    """Dequantising into a buffer, then the product."""
-    x = _tokens(torch, device, case)
     problem = from_linear(case.m, case.n, case.k, "bf16", dtype_b="fp4_e2m1", scale_b="block_1x32")
 
-    def make() -> Callable[[], Any]:
+    def weights() -> tuple[Any, Any]:
         stored = torch.randint(0, 256, (case.n, case.k // 2), device=device, dtype=torch.uint8)
-        scales = torch.randint(118, 123, (case.n, case.k // 32), device=device, dtype=torch.uint8)
+        return stored, torch.randint(118, 123, (case.n, case.k // 32), device=device, dtype=torch.uint8)
+
+    return case.n * case.k // 2, _dequantised(torch, device, case, problem, weights)
+
+
+def _fp8(scale: str, dtype: str) -> Call:
+    """Weights of fp8 with scales of rows or of blocks."""
+
+    def call(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
+        how = {"dtype_b": "fp8_e4m3", "scale_b": scale, "scale_dtype": dtype}
+        problem = from_linear(case.m, case.n, case.k, "bf16", **how)
+        shape = (case.n, 1) if scale == "outer" else (-(-case.n // _BLOCK), case.k // _BLOCK)
+        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+
+        def weights() -> tuple[Any, Any]:
+            stored = torch.randn(case.n, case.k, device=device).to(torch.float8_e4m3fn)
+            return stored, torch.rand(shape, device=device, dtype=kind)
+
+        return case.n * case.k, _dequantised(torch, device, case, problem, weights)
+
+    return call
+
+
+def _dequantised(
+    torch: Any, device: Any, case: Product, problem: GemmProblem, weights: Callable[[], tuple[Any, Any]]
+) -> Make:
+    """Dequantising into a buffer, then the product. `weights` makes stored weights and their scales."""
+    x = _tokens(torch, device, case)
+
+    def make() -> Callable[[], Any]:
+        stored, scales = weights()
         buffer, steps = dequantising(torch, problem, {"a": stored, "b": x, "scale_a": scales})
         out = torch.empty(case.m, case.n, device=device, dtype=torch.bfloat16)
 
@@ -102,7 +130,7 @@ def _mxfp4(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
 
         return run
 
-    return case.n * case.k // 2, make
+    return make
 
 
 def _int8pack(torch: Any, device: Any, case: Product) -> tuple[int, Make]:
@@ -163,6 +191,8 @@ _CALLS: Mapping[str, Mapping[str, Call]] = {
     "w4a16": {"torch_us": _int4pack},
     "w4a16_mxfp4": {"torch_us": _mxfp4},
     "w8a16": {"torch_us": _int8pack},
+    "w8a16_fp8": {"torch_us": _fp8("outer", "bf16")},
+    "w8a16_fp8_blocks": {"torch_us": _fp8("block_128x128", "fp32")},
     "w8a8_int8_rows": {"torch_us": _int_mm},
     "w8a8_fp8_rows": _both("rows"),
     "w8a8_fp8_tensor": _both("tensor"),

@@ -102,6 +102,15 @@ QUANTISED += tuple(
         (531, 264, 672, "fp4_e2m1", "none", "block_1x32", None, {"bias": "bf16"}),
     )
 )  # fmt: skip
+#: And 8-bit floats: rows that end within a block of scales, and blocks of it.
+QUANTISED += tuple(
+    from_linear(m, n, k, dtype_a, dtype_b="fp8_e4m3", scale_b=scale, scale_dtype=of, **more)
+    for m, n, k, dtype_a, scale, of, more in (
+        (1, 300, 1152, "bf16", "block_128x128", "fp32", {}), (5, 72, 272, "fp16", "outer", "fp32", {"bias": "fp16"}),
+        (8, 264, 1024, "bf16", "block_128x128", "bf16", {"beta": 1.0}), (33, 136, 1040, "bf16", "tensor", "bf16", {}),
+        (100, 296, 2048, "fp16", "block_128x128", "fp16", {}), (200, 264, 1040, "bf16", "outer", "bf16", {"ldd": 269}),
+    )
+)  # fmt: skip
 #: 8-bit operands with scales: few columns and many, k of no whole chunk, every kind of scale.
 BYTES = tuple(
     from_linear(m, n, k, kind, dtype_d=out, scale_a=of_a, scale_b=of_b, **more)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, E2M1, INTEGER, DType, to_host
+from backends.dtypes import DTYPES, E2M1, FP8_WEIGHT, INTEGER, DType, to_host
 from backends.grouping import ends_of
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
-from backends.quantisation import GROUPS
+from backends.quantisation import group_size
 
 #: Seed i of a proof draws from DISTRIBUTIONS[i]: signed, large, exact small integers, one-sided, signed.
 DISTRIBUTIONS = ("normal", "large", "integers", "uniform", "normal")
@@ -124,8 +124,8 @@ def _reach(distribution: str, p: GemmProblem) -> float:
 
 def _weights(p: GemmProblem, distribution: str) -> tuple[float, float]:
     """The mean of q - z of quantised weights (with a shift, of (q - 8) + z), and the mean of its square."""
-    if p.dtype_a == "int8":
-        return _moments(DTYPES["int8"], distribution)
+    if p.dtype_a in ("int8", FP8_WEIGHT):
+        return _moments(DTYPES[p.dtype_a], distribution)
     if p.mx:
         return 0.0, sum(one**2 for one in E2M1) / len(E2M1)
     whole = {"none": 7.5 if p.dtype_a == "uint4" else -0.5, "uint4": 0.0, "float": -0.5}
@@ -218,7 +218,7 @@ def ragged(problem: GemmProblem) -> GemmProblem:
 
 def _ragged_k(p: GemmProblem) -> int:
     """A k of whole groups of quantised weights, of which there are no multiple of four."""
-    group = GROUPS.get(p.scale_a)
+    group = group_size(p.scale_a)
     return RAGGED_K // 2 * 2 if group is None else group * (10 if group == 32 else 6)
 
 

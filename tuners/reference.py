@@ -216,7 +216,7 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     p, out = problem, DTYPES[problem.dtype_d]
     distribution = scaled_down(distribution, p)
     unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
-    narrow = is_fp8(DTYPES[p.dtype_a])
+    narrow = is_fp8(DTYPES[p.input_type])
     depths = [BLOCKS[scale][1] for scale in (p.scale_a, p.scale_b) if scale in BLOCKS]
     length = min(p.k, *depths) if depths else p.k  # of the sums before they are scaled
     exact = (

@@ -19,7 +19,7 @@ from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
 from backends.protocol import Buffer
-from backends.quantisation import group_of, groups_of
+from backends.quantisation import group_of, groups_of, scale_rows
 from backends.reference_protocol import Comparison, ErrorBound
 
 SOURCE = "reference.h"
@@ -362,6 +362,6 @@ def _block_scales(mode: str, address: int, k: int) -> _BlockScales:
 
 
 def _weight_scales(p: GemmProblem, operands: Operands) -> _BlockScales:
-    """The scales of quantised weights: of groups, of rows, or one for the whole matrix."""
-    side = p.m if p.scale_a == "tensor" else 1
+    """The scales of quantised weights: of groups, of rows, of blocks, or one for the whole matrix."""
+    side = p.m if p.scale_a == "tensor" else scale_rows(p)
     return _BlockScales(operands.scale_a, side, group_of(p), groups_of(p), _code(p.scale_dtype or "fp32"))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from backends.dtypes import FP8_WEIGHT
 from backends.problem import GemmProblem
-from backends.quantisation import MX_NAN, ZERO_ROWS, groups_of
+from backends.quantisation import MX_NAN, SQUARE, ZERO_ROWS, groups_of, scale_rows
 
 #: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
 #: by which the number is then too small.
@@ -51,7 +52,7 @@ def dequantising(
         return _dequantising_mxfp4(torch, p, tensors, empty)
     buffer = empty("buffer", (*rows, k), kind, stored.device)
     steps: Steps = []
-    if p.dtype_a == "int8":
+    if p.dtype_a in ("int8", FP8_WEIGHT):
         steps.append(lambda: buffer.copy_(stored))
     else:
         halves = empty("halves", (*rows, k // 2, 2), torch.uint8, stored.device)
@@ -63,7 +64,10 @@ def dequantising(
         steps.append(lambda: buffer.copy_(whole))
     by_group = buffer.reshape(*rows, groups, k // groups)
     each = (*rows, groups, 1)
-    scales = tensors["scale_a"].reshape((1, 1, 1) if p.scale_a == "tensor" else each)
+    scales = tensors["scale_a"]
+    if p.scale_a == SQUARE:
+        scales = scales.repeat_interleave(scale_rows(p), dim=-2)[..., : rows[-1], :]
+    scales = scales.reshape((1, 1, 1) if p.scale_a == "tensor" else each)
     if p.dtype_a == "int4" or p.zero_a in ("eight", "shift"):
         steps.append(lambda: buffer.sub_(8))
     if p.zero_a == "uint4":

@@ -5,7 +5,7 @@ and `deep` elements of k."""
 from __future__ import annotations
 
 from backends.dtypes import DTYPES
-from backends.kernels.weights import bits, group, read_step, wide
+from backends.kernels.weights import bits, floats, group, read_step, split_scales, wide
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 
@@ -15,6 +15,8 @@ from backends.quantisation import groups_of
 _CONVERT, _LIFT, _CHUNK, _COPY = {4: 50, 8: 20}, 30, 60, 3.5
 #: The same for MXFP4, with the reading of four groups' scales; eight columns' sums of them take 8 more.
 _CONVERT_MX = 104
+#: And for 8-bit floats.
+_CONVERT_FP8 = 48
 #: Clocks of a multiprocessor's tensor cores for 64 rows and 16 of k times eight columns, and for their
 #: weights, which come from registers. Estimated; they only order the candidates.
 _COLUMNS_CLOCKS, _HELD_CLOCKS = 4.0, 16.0
@@ -27,7 +29,8 @@ def scales_sums(p: GemmProblem) -> bool:
 
 def unsupported_scales(p: GemmProblem) -> str | None:
     """Why chunks cannot have the type of the scales, or None."""
-    if p.scale_a.startswith("block") and not scales_sums(p) and p.scale_dtype != p.dtype_b:
+    taken = scales_sums(p) or p.scale_dtype == p.dtype_b or split_scales(p)
+    if p.scale_a.startswith("block") and not taken:
         return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
     return None
 
@@ -68,7 +71,8 @@ def load_costs(
     folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and scales_sums(p) and not p.mx
     eights = wide(p) // 8  # instructions of a load's 16 rows and eight columns, two loads for each
     multiplications = eights * halves * (1 + (1 / once if folded else 0))
-    convert = _CONVERT_MX + 8 * halves if p.mx else _LIFT if folded else _CONVERT[width]
+    integers = _LIFT if folded else _CONVERT[width]
+    convert = _CONVERT_MX + 8 * halves if p.mx else _CONVERT_FP8 if floats(p) else integers
     found = convert + multiplications
     found += halves * (eights * (2.5 if folded else 0.5) / once + (4 if folded else 2))
     loads = rows * deep * width // 8 // 512
@@ -90,7 +94,8 @@ def together_registers(p: GemmProblem, tiles: int, columns: int) -> int:
 
 def together_costs(p: GemmProblem, columns: int, rows: int, deep: int, warps: int) -> tuple[float, float]:
     """load_costs() of a warp of a warpgroup: instructions, and clocks of a multiprocessor's tensor cores."""
-    convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if scales_sums(p) else 0)
+    convert = 58.0 if floats(p) else {4: 60.0, 8: 30.0}[bits(p)]
+    convert += columns / 2 if scales_sums(p) else 0
     if p.mx:  # two groups of a tile
         convert = 110.0 + columns
     loads = rows * deep * bits(p) // 8 // 512

@@ -54,6 +54,8 @@ _WEIGHTS = (
     ("int4", "block_1x32", "fp16", "none"), ("int4", "block_1x64", "bf16", "none"),
     ("int8", "outer", "bf16", "none"), ("int8", "block_1x128", "fp32", "none"),
     ("int8", "tensor", "fp32", "none"), ("fp4_e2m1", "block_1x32", "fp8_e8m0", "none"),
+    ("fp8_e4m3", "outer", "fp32", "none"), ("fp8_e4m3", "block_128x128", "fp32", "none"),
+    ("fp8_e4m3", "block_128x128", "bf16", "none"), ("fp8_e4m3", "tensor", "bf16", "none"),
 )  # fmt: skip
 _WEIGHT_SIZES = (
     (1, 4096, 4096), (3, 1288, 4096), (8, 4096, 14336), (17, 1288, 1024), (64, 28672, 4096),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from backends.dtypes import DTYPES
+from backends.dtypes import DTYPES, FP4, FP8_WEIGHT
 from backends.grouping import ungrouped
 from backends.kernels.cluster import ClusterConfig
 from backends.kernels.family import KernelConfig
@@ -14,7 +14,7 @@ from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGe
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, MX_GROUP, STORED_ZEROS, groups_of
+from backends.quantisation import GROUPS, MX_GROUP, STORED_ZEROS, group_size, groups_of, scale_rows
 
 #: dequantise.h: enum Zero.
 ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
@@ -72,12 +72,17 @@ class WeightClusterConfig(ClusterConfig):
 
 def group(p: GemmProblem) -> int:
     """Elements of k that share a scale; 0 if a whole row does."""
-    return GROUPS.get(p.scale_a, 0)
+    return group_size(p.scale_a) or 0
 
 
 def bits(p: GemmProblem) -> int:
     """Bits of a weight."""
     return DTYPES[p.dtype_a].bits
+
+
+def floats(p: GemmProblem) -> bool:
+    """Whether weights are floats, of 4 bits or 8: converting them takes more instructions than integers."""
+    return p.dtype_a in (FP4, FP8_WEIGHT)
 
 
 def wide(p: GemmProblem) -> int:
@@ -91,11 +96,18 @@ def read_step(p: GemmProblem) -> int:
 
 
 def quantised(p: GemmProblem) -> str:
-    """dequantise.h: Quantised<...> of the problem's weights, or Mxfp4."""
+    """dequantise.h: Quantised<...> of the problem's weights, Fp8Weights<...>, or Mxfp4."""
     if p.mx:
         return "gemmtune::Mxfp4"
     signed, scale = flag(p.dtype_a != "uint4"), CPP_TYPES[p.scale_dtype or "fp32"]
+    if p.dtype_a == FP8_WEIGHT:
+        return f"gemmtune::Fp8Weights<{group(p)}, {scale_rows(p)}, {scale}>"
     return f"gemmtune::Quantised<{bits(p)}, {signed}, gemmtune::{ZEROS[p.zero_a]}, {group(p)}, {scale}>"
+
+
+def split_scales(p: GemmProblem) -> bool:
+    """Whether a scale that multiplies weights is two numbers of bf16 (dequantise.h: PairScale)."""
+    return p.dtype_a == FP8_WEIGHT and group(p) > 0 and p.scale_dtype == "fp32" and p.dtype_b == "bf16"
 
 
 def unsupported_weights(p: GemmProblem) -> str | None:
@@ -125,7 +137,7 @@ def unsupported_scaled_weights(p: GemmProblem) -> str | None:
         return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
     if p.mx and p.dtype_b != "bf16":
         return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-    if group(p) and not p.mx and p.scale_dtype != p.dtype_b:
+    if group(p) and not p.mx and p.scale_dtype != p.dtype_b and not split_scales(p):
         return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
     return None
 

@@ -168,8 +168,9 @@ def from_column_major(
     alignment: int = 16, fast_accumulation: bool = False, zero_a: str = "none", zero_b: str = "none",
     groups: int = 0, routing: str | Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4, uint4
-    or int8 beside a B of bf16 or fp16 is a quantised weight matrix. Raises ProblemError."""
+    """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4,
+    uint4, int8, fp4_e2m1 or fp8_e4m3 beside a B of bf16 or fp16 is a quantised weight matrix. Raises
+    ProblemError."""
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
         compute = "tf32" if compute is None else compute

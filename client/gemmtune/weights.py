@@ -9,15 +9,16 @@ from typing import Any
 from gemmtune.errors import ProblemError
 from gemmtune.values import one_of
 
-#: OCP's 4-bit float, the elements of MXFP4; the types of weights, and of the activations beside them.
-FP4 = "fp4_e2m1"
-WEIGHTS, ACTIVATION_TYPES = ("int4", "uint4", "int8", FP4), ("bf16", "fp16")
+#: OCP's 4-bit float, the elements of MXFP4; the 8-bit float of weights; the types of weights, and of the
+#: activations beside them.
+FP4, FP8 = "fp4_e2m1", "fp8_e4m3"
+WEIGHTS, ACTIVATION_TYPES = ("int4", "uint4", "int8", FP4, FP8), ("bf16", "fp16")
 ZEROS = ("none", "eight", "uint4", "float", "shift")
 STORED_ZEROS = ZEROS[2:]
 #: Scale of a group of k -> elements of the group.
 GROUPS: Mapping[str, int] = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
-#: The scale of MXFP4.
-MX_SCALE = "block_1x32"
+#: The scale of MXFP4; that of blocks of rows, which weights of fp8 alone have; elements of a block's side.
+MX_SCALE, SQUARE, SQUARE_SIDE = "block_1x32", "block_128x128", 128
 
 
 def is_weight(a: str, b: str) -> bool:
@@ -56,11 +57,12 @@ def check_weights(p: Mapping[str, Any]) -> None:
         if p[name] != "none":
             raise ProblemError(f"{name} {p[name]}: only the weights have scales here", name)
     scales = (MX_SCALE,) if kind == FP4 else ("tensor", "outer", *GROUPS)
-    one_of(scale, "scale_a", scales, " for quantised weights")
-    if scale in GROUPS and p["k"] % GROUPS[scale]:
-        raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[scale]}", "k")
+    one_of(scale, "scale_a", (*scales, SQUARE) if kind == FP8 else scales, f" for weights of {kind}")
+    group = SQUARE_SIDE if scale == SQUARE else GROUPS.get(scale)
+    if group is not None and p["k"] % group:
+        raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {group}", "k")
     for name in ("k", "lda", *(("stride_a",) if p.get("groups") else ())):
-        if kind != "int8" and p[name] % 2:
+        if kind not in ("int8", FP8) and p[name] % 2:
             raise ProblemError(f"{name} {p[name]} is odd: two elements of {kind} share a byte", name)
     if kind == FP4 and zero != "none":
         raise ProblemError(f"zero_a {zero}: {kind} has a sign, and MXFP4 no zero point", "zero_a")

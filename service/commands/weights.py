@@ -6,17 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from backends.quantisation import GROUPS, ZEROS
+from backends.dtypes import WEIGHT_TYPES
+from backends.quantisation import GROUPS, SQUARE, ZEROS
 
 DtypeB = Annotated[
     str | None,
-    typer.Option(help="Of B where it differs: weights of int4, uint4, int8 or fp4_e2m1 (F.linear's w)."),
+    typer.Option(help=f"Of B where it differs: weights of {', '.join(WEIGHT_TYPES)} (F.linear's w)."),
 ]
 ScaleB = Annotated[
     str | None,
     typer.Option(
         help="Scale of quantised weights: tensor, row, "
-        f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k)."
+        f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k); "
+        f"of fp8_e4m3 {SQUARE}, too."
     ),
 ]
 ScaleDtype = Annotated[

@@ -601,8 +601,8 @@ def test_inputs_are_of_one_type_except_8_bit_floats(build: Build, left: str, rig
     if left in FP8 and right in FP8:
         problem = build(**LEAST, dtype_a=left, dtype_b=right)
         assert problem.id != build(**LEAST, dtype_a=right, dtype_b=left).id
-    elif {left, right} & {"int8"} and {left, right} & set(ACTIVATION_TYPES):
-        error = refusal(build, dtype_a=left, dtype_b=right)  # weights of int8 lack a layout, or a scale
+    elif {left, right} & {"int8", "fp8_e4m3"} and {left, right} & set(ACTIVATION_TYPES):
+        error = refusal(build, dtype_a=left, dtype_b=right)  # weights lack a layout, or a scale
         assert error.field in ("dtype_a", "dtype_b", "trans_a", "trans_b")
     else:
         error = refusal(build, dtype_a=left, dtype_b=right)

@@ -20,13 +20,15 @@ from backends.quantisation import (
     packed,
     packed_scales,
     packed_zeros,
+    scale_rows,
     unpacked,
     unpacked_zeros,
 )
 from backends.wire import problem_from_wire, problem_to_wire
-from tests.backends.weight_samples import every_kind, mxfp4, weights
+from tests.backends.weight_samples import every_kind, fp8, mxfp4, weights
 
 RANGES = {"uint4": (0, 15), "int4": (-8, 7), "int8": (-128, 127)}
+FP8 = {"dtype_b": "fp8_e4m3"}
 MX = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
 #: What refusing another scale of e2m1 says.
 NVFP4 = "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported"
@@ -95,6 +97,31 @@ def test_a_group_whose_scale_is_nan_is_nan() -> None:
     assert np.array_equal(np.isnan(found), wanted)
 
 
+def test_floats_of_8_bits_are_stored_as_they_are() -> None:
+    codes = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
+    stored = codes.view(ml_dtypes.float8_e4m3fn)[None]
+    found = unpacked(fp8(1, 1, 254), stored)
+    assert found.dtype == np.float64
+    assert np.abs(found).max() == 448
+    assert packed(found, "fp8_e4m3").view(np.uint8).tolist() == [codes.tolist()]
+
+
+def test_a_block_of_rows_has_one_scale() -> None:
+    """Of 300 rows the last block has 44; of 256 elements of k there are two."""
+    p = fp8(1, 300, 256, scale_b="block_128x128", scale_dtype="fp32")
+    assert (layouts(p)["scale_a"].columns, layouts(p)["scale_a"].rows) == (3, 2)
+    scales = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
+    found = dequantised(p, packed(np.ones((300, 256)), p.dtype_a), scales, None)
+    wanted = np.kron(scales.astype(np.float64), np.ones((128, 128)))[:300]
+    assert np.array_equal(found, wanted)
+    rows = np.array([0, 127, 128, 299])
+    assert np.array_equal(
+        dequantised(p, packed(np.ones((300, 256)), p.dtype_a), scales, None, rows), wanted[rows]
+    )
+    assert scale_rows(p) == 128
+    assert scale_rows(fp8(1, 300, 256)) == 1
+
+
 def test_the_even_element_is_the_low_half() -> None:
     assert packed(np.array([[1, 2, 15, 0]]), "uint4").tolist() == [[0x21, 0x0F]]
     assert packed(np.array([[-1, 7]]), "int4").tolist() == [[0x7F]]
@@ -106,7 +133,8 @@ def test_the_even_element_is_the_low_half() -> None:
     ("q", "kind", "words"),
     [([[16, 0]], "uint4", "0 to 15, not 0 to 16"), ([[-9, 0]], "int4", "-8 to 7"), ([[1]], "uint4", "odd"),
      ([[1, 5]], "fp4_e2m1", "3, 4 and 6 with a sign, not 5"), ([[7, 1]], "fp4_e2m1", "not 7"),
-     ([[float("nan"), 1]], "fp4_e2m1", "not nan"), ([[1.5]], "fp4_e2m1", "odd")],
+     ([[float("nan"), 1]], "fp4_e2m1", "not nan"), ([[1.5]], "fp4_e2m1", "odd"),
+     ([[449, 1]], "fp8_e4m3", "does not hold 449"), ([[1.0625, 1]], "fp8_e4m3", "does not hold 1.0625")],
 )  # fmt: skip
 def test_what_cannot_be_packed_is_refused(q: list[list[int]], kind: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -122,10 +150,11 @@ def test_zero_points_that_cannot_be_packed_are_refused() -> None:
 
 def written_out(p: GemmProblem, q: Any, scales: Any, zeros: Any) -> Any:
     """The weights' numbers, one at a time."""
-    group = {"outer": p.k, "tensor": p.k}.get(p.scale_a) or int(p.scale_a.removeprefix("block_1x"))
+    group = {"outer": p.k, "tensor": p.k}.get(p.scale_a) or int(p.scale_a.split("x")[1])
+    side = 128 if p.scale_a == "block_128x128" else 1
     out = np.empty(q.shape)
     for i, k in np.ndindex(q.shape):
-        s = scales[0, 0] if p.scale_a == "tensor" else scales[i, k // group]
+        s = scales[0, 0] if p.scale_a == "tensor" else scales[i // side, k // group]
         z = zeros[i, k // group] if zeros is not None else 0
         out[i, k] = {
             "none": q[i, k] * s, "eight": (q[i, k] - 8) * s, "uint4": (q[i, k] - z) * s,
@@ -219,6 +248,13 @@ def test_bytes_count_half_a_byte_an_element() -> None:
         ({"scale_b": "tensor", "zero_b": "float"}, "zero_b", "a single scale has none or eight"),
         ({"n": 60, "zero_b": "uint4"}, "n", "packed 8 rows to a word"),
         ({"batch": 2}, "batch", "quantised weights are of one product"),
+        ({**FP8, "k": 192, "scale_b": "block_128x128"}, "k", "no multiple of the scale's group of 128"),
+        ({**FP8, "zero_b": "eight"}, "zero_b", "zero_b eight: fp8_e4m3 is signed and has no zero point"),
+        ({**FP8, "scale_b": "none"}, "scale_b", "block_1x128, block_128x128"),
+        ({**FP8, "scale_dtype": "fp8_e8m0"}, "scale_dtype", "known: fp32, bf16, fp16"),
+        ({**FP8, "groups": 4}, "groups", "weights of int4, uint4, fp4_e2m1"),
+        ({"dtype_b": "fp8_e5m2"}, "dtype_a", "int8, fp4_e2m1, fp8_e4m3 with bf16 or fp16"),
+        ({"dtype_b": "fp8_e4m3_fnuz"}, "dtype_a", "int8, fp4_e2m1, fp8_e4m3 with bf16 or fp16"),
         ({**MX, "k": 48}, "k", "k 48 is no multiple of the scale's group of 32"),
         ({**MX, "scale_b": "block_1x64"}, "scale_b", "known: block_1x32"),
         ({**MX, "scale_b": "outer"}, "scale_b", "known: block_1x32"),

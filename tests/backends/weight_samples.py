@@ -25,12 +25,22 @@ def mxfp4(m: int, n: int, k: int, **options: Any) -> GemmProblem:
     return weights(m, n, k, "fp4_e2m1", **{**options, "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"})
 
 
+#: Scales of weights of fp8.
+FP8_SCALES = (*SCALES, "block_128x128")
+
+
+def fp8(m: int, n: int, k: int, **options: Any) -> GemmProblem:
+    """x[m,k] of bf16 by w[n,k] of fp8_e4m3, one scale of bf16 a row."""
+    return weights(m, n, k, "fp8_e4m3", **{"scale_b": "outer", **options})
+
+
 def every_kind(m: int, n: int, k: int, **options: Any) -> list[GemmProblem]:
-    """Every pair of KINDS with every scale that it may have, and MXFP4."""
+    """Every pair of KINDS with every scale that it may have, fp8, and MXFP4."""
     integers = [
         weights(m, n, k, kind, zero_b=zero, scale_b=scale, **options)
         for kind, zero in KINDS
         for scale in SCALES
         if scale != "tensor" or zero in ("none", "eight")
     ]
-    return [*integers, mxfp4(m, n, k, **options)]
+    floats = [fp8(m, n, k, scale_b=scale, **options) for scale in FP8_SCALES]
+    return [*integers, *floats, mxfp4(m, n, k, **options)]

@@ -67,11 +67,13 @@ WEIGHTS = st.fixed_dictionaries(
     {
         "m": st.sampled_from([1, 3, 8]), "n": st.sampled_from([5, 8, 16]),
         "k": st.sampled_from([7, 64, 96, 128, 256]), "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
-        "dtype_b": st.sampled_from(["uint4", "int4", "int8", "fp4_e2m1"]),
+        "dtype_b": st.sampled_from(["uint4", "int4", "int8", "fp4_e2m1", "fp8_e4m3"]),
         "trans_b": st.sampled_from([True, True, False]),
         "scaling": _optional(
             a=st.sampled_from(["none", "tensor"]),
-            b=st.sampled_from(["row", "tensor", "group_32", "block_1x64", "group_128", "group_7"]),
+            b=st.sampled_from(
+                ["row", "tensor", "group_32", "block_1x64", "group_128", "block_128x128", "group_7"]
+            ),
             dtype=st.sampled_from(["fp32", "bf16", "fp16", "fp8_e8m0", "fp8_e4m3"]),
             zero_b=st.sampled_from([*weights.ZEROS, "nine"]), zero_a=st.sampled_from(["none", "eight"]),
         ),

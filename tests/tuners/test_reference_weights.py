@@ -14,7 +14,7 @@ from backends.dtypes import DTYPES, to_host
 from backends.operands import layouts
 from backends.problem import GemmProblem
 from backends.quantisation import dequantised, groups_of, packed_zeros, unpacked_zeros
-from tests.backends.weight_samples import every_kind, weights
+from tests.backends.weight_samples import every_kind, fp8, weights
 from tuners.inputs import DISTRIBUTIONS, Case, cases
 from tuners.reference import make_reference
 from tuners.verify import compare
@@ -65,6 +65,11 @@ def _next_row(name: str) -> Callable[[GemmProblem, dict[str, Array]], None]:
     return change
 
 
+def _halved(p: GemmProblem, inputs: dict[str, Array]) -> None:
+    """Bits of e4m3 read as those of e4m3fnuz, whose exponents are one less."""
+    inputs["a"] = (inputs["a"].astype(np.float32) / 2).astype(inputs["a"].dtype)
+
+
 def _off_by_one(p: GemmProblem, inputs: dict[str, Array]) -> None:
     """The zero points of GPTQ's first format, z - 1, read as those of its second."""
     inputs["zero_a"] = packed_zeros((unpacked_zeros(inputs["zero_a"][0]) - 1) % 16)[None]
@@ -75,6 +80,12 @@ MISTAKES: Mapping[str, tuple[GemmProblem, Callable[[GemmProblem, dict[str, Array
     "the next group's scale": (weights(5, 64, 1024, zero_b="eight"), _next_group("scale_a")),
     "the next group's zero": (weights(5, 64, 1024, zero_b="uint4"), _next_group("zero_a")),
     "the next row's scale": (weights(5, 64, 1024, "int8", scale_b="outer"), _next_row("scale_a")),
+    "the next block's scale": (
+        fp8(5, 300, 1024, scale_b="block_128x128", scale_dtype="fp32"),
+        _next_row("scale_a"),
+    ),
+    "the scale of the block before": (fp8(5, 300, 1024, scale_b="block_128x128"), _next_group("scale_a")),
+    "a power of two less": (fp8(5, 64, 1024), _halved),
     "zero points that are one off": (weights(5, 64, 1024, zero_b="uint4"), _off_by_one),
     "the next group's float zero": (weights(5, 64, 1024, zero_b="float"), _next_group("zero_a")),
     "the next group's shift": (weights(5, 64, 1024, zero_b="shift"), _next_group("zero_a")),
@@ -105,9 +116,15 @@ def test_one_wrong_group_of_one_row_is_caught() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
-def test_extreme_scales(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        weights(4, 48, 512, zero_b="uint4", scale_dtype="fp32", dtype_d="fp32"),
+        fp8(4, 200, 512, scale_b="block_128x128", scale_dtype="fp32", dtype_d="fp32"),
+    ],
+)
+def test_extreme_scales(monkeypatch: pytest.MonkeyPatch, problem: GemmProblem, factor: float) -> None:
     """The reference is exact and its tolerance as wide as the numbers are large."""
-    problem = weights(4, 48, 512, zero_b="uint4", scale_dtype="fp32", dtype_d="fp32")
     _, inputs = make_reference(Case(problem, 0, "normal", "test"))
     extreme = {**inputs, "scale_a": (inputs["scale_a"] * np.float32(factor)).astype(np.float32)}
     monkeypatch.setattr("tuners.reference.host_inputs", lambda *_: dict(extreme))

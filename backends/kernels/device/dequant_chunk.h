@@ -29,7 +29,7 @@ struct DequantChunk {
     static constexpr bool kSpread = QUANT::kFloat && !PRODUCTS::kOfWarpgroups;  // line_copies.h
     // Boxes of TMA: activations are elsewhere, and words of weights swizzled as in hopper.h.
     static constexpr bool kBoxes = PRODUCTS::kBoxes;
-    static constexpr float kUnshrunk = kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
+    static constexpr float kUnshrunk = kFolded ? 1.0f : kShrunkOf<T, QUANT>;  // dequantise.h
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
     static constexpr int kScaleBytes = kScales * static_cast<int>(sizeof(Scale));
@@ -56,10 +56,13 @@ struct DequantChunk {
         const char* end;             // of all scales
         i64 groups;                  // scales of a row
         int row, rows;               // the warp's first row in the block; its rows that exist
+        int phase;                   // its first row among those that share a scale
 
         GEMMTUNE_DEVICE ScaleCopies(const WeightArgs& all, i64 begin, int row) : row(row) {
             groups = kGrouped ? opaque(all.scale_row) : 0;
-            scales = kGrouped ? static_cast<const char*>(all.scales) + begin * groups * i64(sizeof(Scale)) : nullptr;
+            const i64 line = begin / QUANT::kSide * groups;
+            scales = kGrouped ? static_cast<const char*>(all.scales) + line * i64(sizeof(Scale)) : nullptr;
+            phase = static_cast<int>(begin % QUANT::kSide);
             end = QUANT::kFloat ? static_cast<const char*>(all.scales) + all.scale_bytes : nullptr;
             zeros = static_cast<const char*>(all.zeros);
             if (QUANT::kZero == kWords) zeros += begin / 8 * groups * 4;
@@ -78,7 +81,7 @@ struct DequantChunk {
                 char* const of = slot + kS + row * kScalePitch;
                 if constexpr (QUANT::kFloat)
                     copy_line_bytes<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes, end);
-                else copy_line_words<kScaleBytes, ROWS>(of, scales, ld, at, rows, bytes);
+                else copy_line_words<kScaleBytes, ROWS, QUANT::kSide>(of, scales, ld, at, rows, bytes, phase);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
                 if constexpr (QUANT::kZero == kWords)
@@ -179,7 +182,7 @@ struct DequantChunk {
                                               permuted_by(selected, all.at[2], all.at[3]));
                 }
                 raw[2] = raw[3] = 0;
-                Convert<T, 8>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
+                ConvertOf<T, QUANT>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
             }
         }
         // The activations of eight elements of k, from 8 j on in the lane's step.
@@ -214,7 +217,8 @@ struct DequantChunk {
     struct Row {
         unsigned raw[4];
         unsigned whole;         // zero point
-        unsigned zero, scale;   // pairs, where weights are multiplied or have floating-point zero points
+        unsigned zero;          // a pair, where weights have floating-point zero points
+        PairScale<T, QUANT> scale;  // where weights are multiplied
         float factor, offset;   // kGrouped: the scale; kFolded: what is subtracted
 
         GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int row, int step) {
@@ -232,7 +236,7 @@ struct DequantChunk {
                 else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z / kUnshrunk : z).bits);
             }
             if constexpr (kGrouped) factor = widen(reads.scale(slot, row, of)) * kUnshrunk;
-            if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(factor).bits);
+            if constexpr (kGrouped && !kAfter) scale.set(factor);
         }
 
         GEMMTUNE_DEVICE void convert(unsigned mask, int j, unsigned (&out)[4]) const {
@@ -241,7 +245,7 @@ struct DequantChunk {
                 return;
             }
             if constexpr (QUANT::kFloat) return eight_floats<T>(raw[0], out);
-            Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
+            ConvertOf<T, QUANT>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
             scale_pairs(out);
         }
         // What conversion leaves to do: floating-point zero points, and scales that multiply weights.
@@ -250,7 +254,7 @@ struct DequantChunk {
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);
                 if constexpr (kGrouped && !kAfter)
-                    out[i] = fma_pair<T>(out[i], scale, QUANT::kZero == kAdded ? zero : PairBits<T>::kMinusZero);
+                    out[i] = scale.times(out[i], QUANT::kZero == kAdded ? zero : PairBits<T>::kMinusZero);
             }
         }
     };

@@ -81,8 +81,8 @@ struct DequantStages {
     using LinesW = BankedLines<kWordsW, kReadW>;
     static constexpr int kX = 0, kW = BN * LinesX::kBytes, kStage = kW + BM * LinesW::kBytes;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
-    static constexpr float kUnshrunk = QUANT::kFloat ? 1.0f : kShrunk<T>;  // dequantise.h
-    static constexpr int kRaw = QUANT::kBits / 4;                          // a lane's words of a row and step
+    static constexpr float kUnshrunk = kShrunkOf<T, QUANT>;  // dequantise.h
+    static constexpr int kRaw = QUANT::kBits / 4;            // a lane's words of a row and step
     // Pages.
     static constexpr int kScales = kGrouped ? 8 : 0, kGroup = kGrouped ? QUANT::kGroup : BK;
     static constexpr int kPageK = kGrouped ? kScales * kGroup : BK;        // elements of k
@@ -116,11 +116,11 @@ struct DequantStages {
             for (int on = row; on < row + kRows && on < BM && block + on < all.gemm.m; on += 8) {
                 const i64 begin = block + on;
                 const int exist = all.gemm.m - block - on, rows = exist < 8 ? exist : 8;
-                const char* const scales = static_cast<const char*>(all.scales) + begin * ld;
+                const char* const scales = static_cast<const char*>(all.scales) + begin / QUANT::kSide * ld;
                 if constexpr (QUANT::kFloat)
                     copy_line_bytes<kScaleBytes, 8>(to + on * kScalePitch, scales, ld, at, rows, bytes,
                                                     static_cast<const char*>(all.scales) + all.scale_bytes);
-                else copy_line_words<kScaleBytes, 8>(to + on * kScalePitch, scales, ld, at, rows, bytes);
+                else copy_line_words<kScaleBytes, 8, QUANT::kSide>(to + on * kScalePitch, scales, ld, at, rows, bytes);
                 const char* const zeros = static_cast<const char*>(all.zeros);
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, 8>(to + kZ + on * kScaleBytes, zeros + begin * ld, ld, at, rows,
@@ -168,8 +168,9 @@ struct DequantStages {
     struct Rows {
         static_assert(COUNT <= 8, "their zero points are a word");
         unsigned raw[COUNT][kRaw];
-        unsigned zero[COUNT], scale[COUNT];  // pairs
-        unsigned whole;                      // zero points of four bits
+        unsigned zero[COUNT];  // pairs
+        PairScale<T, QUANT> scale[COUNT];
+        unsigned whole;        // zero points of four bits
 
         GEMMTUNE_DEVICE void read(const char* stage, const Reads& reads, int step) {
             GEMMTUNE_UNROLL
@@ -183,8 +184,7 @@ struct DequantStages {
             GEMMTUNE_UNROLL
             for (int r = 0; r < COUNT; ++r) {
                 if constexpr (kGrouped) {
-                    const float factor = widen(read_shared<Scale>(scales + 8 * r * kScalePitch)) * kUnshrunk;
-                    scale[r] = both(narrow<T>(factor).bits);
+                    scale[r].set(widen(read_shared<Scale>(scales + 8 * r * kScalePitch)) * kUnshrunk);
                 }
                 if constexpr (QUANT::kZero == kWords)
                     whole |= (read_shared<unsigned>(zeros + (r * kScales + of) * 4) >> 4 * reads.group & 15u) << 4 * r;
@@ -202,13 +202,13 @@ struct DequantStages {
             } else {
                 const unsigned words[4] = {raw[r][0], raw[r][kRaw - 1], 0, 0};
                 const unsigned z = QUANT::kZero == kWords ? whole >> 4 * r & 15u : kConstantZero<QUANT>;
-                Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(words, mask, 0, z, out);
+                ConvertOf<T, QUANT>::template run<QUANT::kSigned>(words, mask, 0, z, out);
             }
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero[r]);
                 if constexpr (kGrouped)
-                    out[i] = fma_pair<T>(out[i], scale[r], QUANT::kZero == kAdded ? zero[r] : PairBits<T>::kMinusZero);
+                    out[i] = scale[r].times(out[i], QUANT::kZero == kAdded ? zero[r] : PairBits<T>::kMinusZero);
             }
         }
     };

@@ -11,6 +11,9 @@
 // too. That is exact, and so are sums that are multiplied by the group's scale, a power of two, in fp32. Weights are
 // not: 6 times 2^127 is beyond bf16, and fp16 has five of the scales' eight bits of exponent.
 //
+// An 8-bit float (e4m3) is moved alike, with its subnormal numbers. Its NaN has the bits of 480, the next number beyond
+// the largest, 448. A factor takes the one beyond the range of 16 bits and the other not, and zero times infinity is NaN.
+//
 // Both halves of a word are converted at once, in one of two orders. The order of memory, (0, 1), (2, 3), ..., takes
 // a byte permutation a pair. A mask alone gives (0, 4), (1, 5), (2, 6), (3, 7) of eight 4-bit integers; paired()
 // orders activations alike.
@@ -32,12 +35,23 @@ struct Quantised {
     static_assert(BITS == 4 || SIGNED, "8-bit integers are signed");
     static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "groups");
     using Scale = SCALE;
-    static constexpr int kBits = BITS, kGroup = GROUP;
+    static constexpr int kBits = BITS, kGroup = GROUP, kSide = 1;
     static constexpr bool kSigned = SIGNED;
     static constexpr Zero kZero = ZERO;
     static constexpr bool kStoredZeros = ZERO == kWords || ZERO == kSubtracted || ZERO == kAdded;
     static constexpr int kWide = 128 / BITS;  // integers in 16 bytes
-    static constexpr bool kFloat = false;
+    static constexpr bool kFloat = false, kFp8 = false;
+};
+
+// OCP's e4m3. Elements of k that share a scale, 0 for a whole row; rows of blocks that do; the type of scales.
+template <int GROUP, int SIDE, typename SCALE>
+struct Fp8Weights {
+    static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "groups");
+    static_assert(SIDE == 1 || (SIDE == 128 && GROUP == 128), "blocks are 128 x 128");
+    using Scale = SCALE;
+    static constexpr int kBits = 8, kGroup = GROUP, kSide = SIDE, kWide = 16;
+    static constexpr Zero kZero = kNoZero;
+    static constexpr bool kSigned = true, kStoredZeros = false, kFloat = false, kFp8 = true;
 };
 
 // OCP's e8m0, the type of MXFP4's scales: 2^(bits - 127), and NaN for 255.
@@ -53,9 +67,9 @@ GEMMTUNE_DEVICE float widen(E8m0 value) {
 // MXFP4: e2m1 in groups of 32. 16 bytes are a group.
 struct Mxfp4 {
     using Scale = E8m0;
-    static constexpr int kBits = 4, kGroup = 32, kWide = 32;
+    static constexpr int kBits = 4, kGroup = 32, kSide = 1, kWide = 32;
     static constexpr Zero kZero = kNoZero;
-    static constexpr bool kSigned = true, kStoredZeros = false, kFloat = true;
+    static constexpr bool kSigned = true, kStoredZeros = false, kFloat = true, kFp8 = false;
 };
 
 // The argument of the families for quantised weights. `scale_row`: scales from a row to the next; 0 for a single
@@ -85,6 +99,13 @@ inline unsigned permuted_by(unsigned bytes, unsigned a, unsigned b) {
 }
 template <unsigned BYTES>
 inline unsigned permuted(unsigned a, unsigned b) { return permuted_by(BYTES, a, b); }
+template <int PAIR>
+inline unsigned sign_extended(unsigned word) {
+    unsigned out = 0;
+    for (int i = 0; i < 2; ++i)
+        out |= (static_cast<unsigned>(static_cast<signed char>(word >> 8 * (2 * PAIR + i))) & 0xffffu) << 16 * i;
+    return out;
+}
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
 template <typename T>
 __device__ __forceinline__ unsigned fma_pair(unsigned a, unsigned b, unsigned c);
@@ -106,6 +127,13 @@ __device__ __forceinline__ unsigned permuted_by(unsigned bytes, unsigned a, unsi
 }
 template <unsigned BYTES>
 __device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return permuted_by(BYTES, a, b); }
+// Bytes 2 PAIR and 2 PAIR + 1 of a word, each in half a word, whose upper byte repeats its sign.
+template <int PAIR>
+__device__ __forceinline__ unsigned sign_extended(unsigned word) {
+    unsigned out;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(out) : "r"(word), "n"(PAIR == 0 ? 0x9180 : 0xb3a2));
+    return out;
+}
 #endif
 
 GEMMTUNE_DEVICE unsigned both(unsigned half) { return half * 0x10001u; }
@@ -147,11 +175,33 @@ GEMMTUNE_DEVICE void paired(const unsigned (&x)[4], unsigned (&out)[4]) {
     }
 }
 
-// What converted integers are smaller by than they are: a power of two, which their scale makes up for.
+// What converted integers are smaller by than they are: a power of two, which their scale makes up for. Floats are not.
 template <typename T>
 constexpr float kShrunk = 1.0f;
 template <>
 constexpr float kShrunk<Bf16> = 64.0f;
+template <typename T, typename QUANT>
+constexpr float kShrunkOf = QUANT::kFloat || QUANT::kFp8 ? 1.0f : kShrunk<T>;
+
+// A scale that multiplies weights, as pairs of T. One of fp32 beside fp8 is two numbers of bf16, of which the second is
+// what the first leaves of it: both have 16 bits of a significand together, so that a weight, which is the sum of its
+// products by them, is rounded once, but for 2^-8 of that rounding.
+template <typename T, typename QUANT>
+struct PairScale {
+    static constexpr bool kSplit = QUANT::kFp8 && sizeof(typename QUANT::Scale) == 4 && kSame<T, Bf16>;
+    unsigned first, rest;
+
+    GEMMTUNE_DEVICE void set(float factor) {
+        const T whole = narrow<T>(factor);
+        first = both(whole.bits);
+        if constexpr (kSplit) rest = both(narrow<T>(factor - widen(whole)).bits);
+    }
+    // A pair of weights by the scale, and what is added.
+    GEMMTUNE_DEVICE unsigned times(unsigned weights, unsigned added) const {
+        if constexpr (kSplit) added = fma_pair<T>(weights, rest, added);
+        return fma_pair<T>(weights, first, added);
+    }
+};
 
 // Eight 4-bit integers of a 16-byte load, those from 8 j on, as bf16 with their power of two left, for sums from which
 // it is subtracted later: four pairs, in the order of paired(). The top bit of signed ones is inverted, which makes
@@ -166,8 +216,11 @@ GEMMTUNE_DEVICE void lifted_pairs(const unsigned (&raw)[4], unsigned mask, int j
 
 // Eight integers of a 16-byte load, those from 8 j on, minus the whole zero point `z` and divided by kShrunk, as four
 // pairs of T in the order of memory: exact. (8-bit integers have no zero point.)
-template <typename T, int BITS>
+template <typename T, int BITS, bool FP8 = false>
 struct Convert;
+// Of a type of weights.
+template <typename T, typename QUANT>
+using ConvertOf = Convert<T, QUANT::kBits, QUANT::kFp8>;
 
 constexpr unsigned kConvertMask = 0x00f0000fu;  // an integer stays where it is in its byte
 // The four bytes of a word, each in both halves of a word of its own.
@@ -231,7 +284,7 @@ GEMMTUNE_DEVICE void eight_floats(unsigned word, unsigned (&out)[4]) {
 }
 
 template <typename T>
-struct Convert<T, 8> {
+struct Convert<T, 8, false> {
     // As unsigned numbers, larger by 128: in bf16 their bits alone, minus 128 / 64; in fp16 1024 + q.
     template <bool SIGNED>
     static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned, int j, unsigned, unsigned (&out)[4]) {
@@ -245,6 +298,28 @@ struct Convert<T, 8> {
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; ++i)
             out[i] = fma_pair<T>(out[i], kBits ? 0x7f007f00u : PairBits<T>::kOne, kBits ? 0xc000c000u : 0xe480e480u);
+    }
+};
+template <typename T>
+struct Convert<T, 8, true> {
+    // Copies of the sign reach up to the place of the sign, as exponent and mantissa reach theirs.
+    template <bool SIGNED>
+    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned, int j, unsigned, unsigned (&out)[4]) {
+        constexpr bool kWide = kSame<T, Bf16>;
+        constexpr int kUp = kWide ? 4 : 7;
+        constexpr unsigned kPlaces = kWide ? 0x87f087f0u : 0xbf80bf80u;
+        constexpr unsigned kPower = kWide ? 0x7b807b80u : 0x5c005c00u;   // 2^120, 2^8
+        constexpr unsigned kBeyond = kWide ? 0x7b097b09u : 0x58485848u;  // 137/128 of 2^119, of 2^7
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; i += 2) {
+            const unsigned word = raw[2 * j + i / 2];
+            out[i] = sign_extended<0>(word) << kUp & kPlaces, out[i + 1] = sign_extended<1>(word) << kUp & kPlaces;
+        }
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            const unsigned number = fma_pair<T>(out[i], kPower, PairBits<T>::kMinusZero);
+            out[i] = fma_pair<T>(fma_pair<T>(number, kBeyond, PairBits<T>::kMinusZero), 0u, number);
+        }
     }
 };
 #endif

@@ -70,16 +70,17 @@ private:
     }
 };
 
-// Copies `there` of BYTES bytes of `count` of LINES lines, `ld` bytes apart, by 4-byte words; the others are zero.
-template <int BYTES, int LINES>
-GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at, int count, int there) {
+// Copies `there` of BYTES bytes of `count` of LINES lines, `ld` bytes apart, by 4-byte words; the others are zero. SIDE neighbouring
+// lines, of which the first is number `phase`, are copies of one, and these lie `ld` bytes apart.
+template <int BYTES, int LINES, int SIDE = 1>
+GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at, int count, int there, int phase = 0) {
     constexpr int kWords = BYTES / 4;
     GEMMTUNE_UNROLL
     for (int i = 0; i < LINES * kWords; i += 32) {
         const int index = i + lane_index(), line = index / kWords, word = index % kWords;
         if (line >= count) continue;
         const bool inside = word * 4 < there;
-        const char* const source = from + line * ld;
+        const char* const source = from + (SIDE == 1 ? line : (phase + line) / SIDE) * ld;
         copy_async4(to + index * 4, inside ? source + at + word * 4 : source, inside ? 4 : 0);
     }
 }

@@ -4,7 +4,7 @@
 //
 // A load's integers are multiplied as they are; with their scale s and zero point z they contribute
 // s (sum of q x - z sum of x), so that no weight is rounded. A zero point of 8 is subtracted as they are converted.
-// A load of MXFP4 is a group.
+// A load of MXFP4 is a group. A load of e4m3 that has a NaN is multiplied by it.
 #pragma once
 
 #include "device/dequantise.h"
@@ -112,8 +112,10 @@ private:
         const i64 group = QUANT::kGroup == 0 ? 0 : k / (QUANT::kGroup == 0 ? 1 : QUANT::kGroup);
         GEMMTUNE_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            const i64 row = row_of(args, first + r), at = row * all.scale_row + group;
-            const float scale = widen(static_cast<const Scale*>(all.scales)[at]);
+            const i64 row = row_of(args, first + r), at = row / QUANT::kSide * all.scale_row + group;
+            float scale = widen(static_cast<const Scale*>(all.scales)[at]);
+            if constexpr (QUANT::kFp8)
+                if (any_nan(raw[r][u])) scale = as_float(0x7fc00000u);
             float zero = QUANT::kZero == kAdded ? 8.0f : 0.0f, added = 0.0f;
             if constexpr (QUANT::kZero == kWords) {
                 const unsigned word = static_cast<const unsigned*>(all.zeros)[row / 8 * all.scale_row + group];
@@ -134,6 +136,7 @@ private:
     // The eight integers, or floats, from 8 j on.
     static GEMMTUNE_DEVICE void integers(const Words& raw, const Powers& powers, int j, float (&out)[8]) {
         if constexpr (QUANT::kFloat) return floats(raw.at[j], out);
+        if constexpr (QUANT::kFp8) return floats8(raw, j, out);
         GEMMTUNE_UNROLL
         for (int i = 0; i < 8; ++i) {
             // The last ones of a word are shifted to a place.
@@ -154,6 +157,22 @@ private:
             const int moved = static_cast<int>(word << (28 - 4 * i)) >> 6;
             out[i] = as_float(static_cast<unsigned>(moved) & 0x81c00000u) * power;
         }
+    }
+    // The same of e4m3; NaN reads as 480.
+    static GEMMTUNE_DEVICE void floats8(const Words& raw, int j, float (&out)[8]) {
+        const float power = as_float(247u << 23);  // 2^120
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            const int moved = static_cast<int>(raw.at[2 * j + i / 4] << (24 - i % 4 * 8)) >> 4;
+            out[i] = as_float(static_cast<unsigned>(moved) & 0x87f00000u) * power;
+        }
+    }
+    // Whether a load has e4m3's NaN, all ones below the sign.
+    static GEMMTUNE_DEVICE bool any_nan(const Words& raw) {
+        unsigned carried = 0;
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i) carried |= (raw.at[i] & 0x7f7f7f7fu) + 0x01010101u;
+        return (carried & 0x80808080u) != 0;
     }
 };
 

@@ -23,8 +23,8 @@ from backends.solution import Parameter
 
 
 class DequantGemv(FewColumnsFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 8 columns of bf16 or fp16 by fp32 FMAs, with every
-    scale and zero point; the weights are read once as they are stored.
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 8 columns of bf16 or fp16 by fp32 FMAs, with
+    every scale and zero point; the weights are read once as they are stored.
 
     Parameters: rows (of a warp), unroll (loads of a row that a lane has in flight), warps (of a block),
     splits (blocks along k)."""

@@ -49,7 +49,7 @@ _BLOCK_SHARED = 1024
 
 
 class DequantRing(FewColumnsFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 64 columns of bf16 or fp16 on tensor cores; the
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 64 columns of bf16 or fp16 on tensor cores; the
     weights are read once as they are stored, through rings of asynchronous copies in shared memory, and
     dequantised in registers.
 

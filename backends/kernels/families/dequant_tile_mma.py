@@ -32,9 +32,11 @@ from backends.kernels.tensor_core_tile import BLOCK_CLOCKS, second_launch_clocks
 from backends.kernels.weights import (
     WeightConfig,
     bits,
+    floats,
     group,
     lines_rule,
     quantised,
+    split_scales,
     unsupported_scaled_weights,
 )
 from backends.problem import GemmProblem
@@ -47,9 +49,9 @@ _LEAST = 33
 _SCALES, _PAGES = 8, 2
 #: Columns of a warp's sums that pass through shared memory at once, and their padding (tile_product.h).
 _COLUMNS, _PAD = 16, 4
-#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits and for MXFP4, and
-#: that multiply them by their scales. By counting.
-_CONVERT, _CONVERT_MX, _SCALE = {4: 13.0, 8: 10.0}, 22.0, 4.0
+#: Instructions that convert a lane's eight weights of a 16 x 16 fragment, by their bits, for MXFP4 and for
+#: 8-bit floats, and that multiply them by their scales. By counting.
+_CONVERT, _CONVERT_MX, _CONVERT_FP8, _SCALE = {4: 13.0, 8: 10.0}, 22.0, 24.0, 4.0
 #: Per multiprocessor and clock: multiply-adds of 16-bit floats by mma.sync, by compute capability; bytes of
 #: shared memory, and of L2; instructions.
 _PRODUCTS = {80: 950.0, 86: 480.0, 89: 480.0, 90: 1270.0}
@@ -103,7 +105,8 @@ class DequantTile:
     def registers(self) -> int:
         """Registers for sums, a step's activations, two tiles' converted weights, and a step's rows of
         weights with their scales and zero points."""
-        row = bits(self.problem) // 4 + (group(self.problem) > 0) + (self.problem.zero_a in STORED_ZEROS)
+        scale = (group(self.problem) > 0) + split_scales(self.problem)
+        row = bits(self.problem) // 4 + scale + (self.problem.zero_a in STORED_ZEROS)
         return self.wm * self.wn // 32 + self.wn // 2 + 16 + self.wm // 8 * row
 
     @property
@@ -164,8 +167,9 @@ class DequantTile:
         products = _PRODUCTS[max(one for one in _PRODUCTS if one <= max(80, capable))]
         multiplied = self.bm * self.bn * self.bk / products
         fragments = self.wm // 16 * self.bk // 16  # of a warp
-        convert = _CONVERT_MX if p.mx else _CONVERT[bits(p)]
-        each = convert + (_SCALE if group(p) else 0.0) + self.wn // 8 + 2.0
+        convert = _CONVERT_MX if p.mx else _CONVERT_FP8 if floats(p) else _CONVERT[bits(p)]
+        scaled = _SCALE * ((group(p) > 0) + split_scales(p))
+        each = convert + scaled + self.wn // 8 + 2.0
         copies = self.stage_bytes / 16 / self.threads * 4
         issued = self.warps * (fragments * each + self.wn // 8 * self.bk // 32 + copies) / _ISSUED
         weights, inputs = self.bm * self.bk * bits(p) // 8, self.bn * self.bk * 2
@@ -178,7 +182,7 @@ class DequantTile:
 
 
 class DequantTileMma(KernelFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 33 and more columns of bf16 or fp16 on tensor cores
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 33 and more columns of bf16 or fp16 on tensor cores
     (mma.sync): a block computes a tile of D; weights are copied as they are stored, dequantised in registers
     by every warp that multiplies them, and multiplied by their scales.
 

@@ -34,8 +34,10 @@ from backends.kernels.weights import (
     WeightArgs,
     WeightClusterConfig,
     bits,
+    floats,
     group,
     quantised,
+    split_scales,
     unsupported_scaled_weights,
 )
 from backends.operands import Operands
@@ -52,11 +54,11 @@ _HELD, _RAW, _SCALES, _OTHER, _PRODUCER, _LAUNCHED = 16, {4: 8, 8: 18}, 2, 24, 5
 #: Bytes of a warp's patch of shared memory (dequant_tile_wgmma.h: kPatch).
 _PATCH = 1280
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: of its tensor cores for each column,
-#: and to issue what converts its weights (times the next for MXFP4). The share of what is not the bound that
+#: and to issue what converts its weights (times the next for floats). The share of what is not the bound that
 #: adds to it. Bytes that L2 delivers to a multiprocessor per clock. Clocks until a tile's first stage
 #: arrives, which a block that takes several tiles does not wait for; of a tile's end, and for each of its
 #: sums; of the launch. By counting; they only order the candidates.
-_COLUMN, _CONVERT, _MX, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
+_COLUMN, _CONVERT, _FLOATS, _BESIDE, _L2_BYTES = 0.5, 16.0, 1.5, 0.1, 38.0
 _ARRIVES, _END, _STORE, _LAUNCH = 2200.0, 400.0, 0.03, 4000.0
 #: Clocks that blocks of a cluster wait for one another, at a stage.
 _WAIT = 20.0
@@ -86,9 +88,10 @@ class TilesConfig(WeightClusterConfig):
 
 
 class DequantTileWgmma(KernelFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks take
-    tiles of D in turn, the copy engine (TMA) fills rings of weights, as they are stored, and of activations,
-    which the blocks of a cluster share; weights are dequantised in registers and multiplied by their scales.
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 65 and more columns of bf16 or fp16 by wgmma: blocks
+    take tiles of D in turn, the copy engine (TMA) fills rings of weights, as they are stored, and of
+    activations, which the blocks of a cluster share; weights are dequantised in registers and multiplied by
+    their scales.
 
     dequant_tile_wgmma.h. Parameters: tile_m x tile_n of D per tile, slots (chunks of 128 bytes of every row),
     stages (of 64 elements of k of the activations), share (blocks of a cluster that share activations), group
@@ -175,7 +178,7 @@ class DequantTileWgmma(KernelFamily):
         blocks = self._blocks(product, values)
         here = min(resident, ceil(blocks / units))
         weight, instructions = bits(p) / 8, here * rows / ROWS * PART / 16
-        converted = instructions * _CONVERT * (_MX if p.mx else 1.0)
+        converted = instructions * _CONVERT * (_FLOATS if floats(p) else 1.0)
         multiplied = instructions * _COLUMN * columns
         if here * rows == ROWS:  # nothing is multiplied while the only warpgroup waits
             multiplied += converted
@@ -219,7 +222,7 @@ def _registers_rule(problem: GemmProblem, values: Values, threads: int, arch: Gp
         return f"an instruction takes {sums + _LAUNCHED} registers; a thread is launched with {launched}"
     room = consumer_registers(threads, blocks, arch, _PRODUCER) - _OTHER
     needed = sums + _HELD + _RAW[bits(problem)]
-    if problem.zero_a in STORED_ZEROS or group(problem) == PART // 2:
+    if problem.zero_a in STORED_ZEROS or group(problem) == PART // 2 or split_scales(problem):
         needed += _SCALES
     if needed > room:
         return f"weights and sums take {needed} registers; a consumer has {room} for them"

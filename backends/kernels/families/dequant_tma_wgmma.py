@@ -34,7 +34,7 @@ from backends.kernels.legality import (
 )
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.kernels.tensor_map import LINE_BYTES, weight_maps
-from backends.kernels.weights import WeightClusterConfig, bits, quantised, unsupported_scaled_weights
+from backends.kernels.weights import WeightClusterConfig, bits, floats, quantised, unsupported_scaled_weights
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -42,22 +42,22 @@ from backends.solution import Parameter
 #: columns whose weights are converted as soon as they are read (dequant_tma_wgmma.h: kBetween).
 _HELD, _RAW, _FEW = 32, 16, 64
 #: Clocks of a multiprocessor for an instruction of 64 rows and 16 of k: for its weights (times the next for
-#: MXFP4), and for each of its columns; and for its weights where one warpgroup waits for them alone. Bytes
+#: floats), and for each of its columns; and for its weights where one warpgroup waits for them alone. Bytes
 #: that L2 delivers to a multiprocessor per clock; clocks until a stage arrives; of the launch; of a tile's
 #: end for each of its sums, and for each slice of k. How much faster than its share of memory bandwidth a
 #: multiprocessor reads while others idle, and the share of what is not the bound that adds to it. Fitted to
 #: measurements on an H100 of weights of 4 bits, four layers of Llama-3-8B, 16 to 128 columns; they only order
 #: the candidates.
-_WEIGHTS, _MX, _COLUMN, _ALONE, _L2_BYTES, _ARRIVES = 30.0, 1.5, 0.31, 44.0, 64.0, 1600.0
+_WEIGHTS, _FLOATS, _COLUMN, _ALONE, _L2_BYTES, _ARRIVES = 30.0, 1.5, 0.31, 44.0, 64.0, 1600.0
 _LAUNCH, _END, _SLICE, _FASTER, _BESIDE = 6300.0, 0.35, 1150.0, 2.0, 0.12
 #: The most candidates that are listed, in all and of a tile, a cluster and resident blocks.
 _MOST, _MOST_ALIKE = 72, 2
 
 
 class DequantTmaWgmma(KernelFamily):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 256 columns of bf16 or fp16 by wgmma: the copy engine
-    (TMA) fills rings of weights, as they are stored, and of activations, which the blocks of a cluster share;
-    weights are dequantised in registers and multiplied by their scales.
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 256 columns of bf16 or fp16 by wgmma: the copy
+    engine (TMA) fills rings of weights, as they are stored, and of activations, which the blocks of a cluster
+    share; weights are dequantised in registers and multiplied by their scales.
 
     dequant_tma_wgmma.h. Parameters: tile_m (rows of a block), teams (of warpgroups, which share k), slots
     (chunks of 128 bytes of every row), stages (of 64 elements of k of the activations), share (blocks of a
@@ -162,7 +162,7 @@ class DequantTmaWgmma(KernelFamily):
         busiest = ceil(blocks / units)
         here = min(resident, busiest)
         along = ceil(ceil(p.k / depth) / splits) * depth  # elements of k of a block
-        weight, slower = bits(p) / 8, _MX if p.mx else 1.0
+        weight, slower = bits(p) / 8, _FLOATS if floats(p) else 1.0
         multiplied = rows / 64 * (_WEIGHTS * slower + _COLUMN * columns) / 16
         alone = (_ALONE * slower + _COLUMN * columns) / 16 / (teams * here)
         delivered = (rows * weight + 2 * columns) / _L2_BYTES

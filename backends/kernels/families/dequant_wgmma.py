@@ -23,8 +23,8 @@ _SLOT = 1024
 
 
 class DequantWgmma(DequantRing):
-    """Weights of int4, uint4, int8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are
-    read once as they are stored, through rings of asynchronous copies, and are the instructions' register
+    """Weights of int4, uint4, int8, fp8 or MXFP4 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights
+    are read once as they are stored, through rings of asynchronous copies, and are the instructions' register
     operand.
 
     Parameters: those of dequant-ring; warps_m is whole warpgroups. A warp has 16 rows: with 32, ptxas

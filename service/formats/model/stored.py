@@ -1,9 +1,10 @@
 """Checkpoints of GPTQ, AWQ and compressed-tensors: the problems of their linear layers, as kernels read them.
 
 * gptq: 4 bits, or 8 if symmetric, in groups of 32, 64 or 128 or with a scale a row, without act-order. * awq:
-4 bits of versions gemm and gemv. * compressed-tensors: integers of 4 or 8 bits and MXFP4 beside 16-bit
-activations (pack-quantized, int-quantized, mxfp4-pack-quantized); int8 or 8-bit floats on both sides with
-scales of rows, tensors or, for floats, DeepSeek's blocks (int-quantized, float-quantized, naive-quantized).
+4 bits of versions gemm and gemv. * compressed-tensors: integers of 4 or 8 bits, fp8_e4m3 and MXFP4 beside
+16-bit activations (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized); int8 or 8-bit
+floats on both sides with scales of rows, tensors or, for floats, DeepSeek's blocks (int-quantized,
+float-quantized, naive-quantized).
 
 Scales of weights alone are loaded in the model's type, and MXFP4's are e8m0. Routers and logits are not
 quantised. What would change the problems and cannot be expressed is refused by its name: act-order, settings
@@ -18,9 +19,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backends.dtypes import FP8_WEIGHT
 from backends.errors import ReadError
 from backends.problem import GemmProblem, from_linear
-from backends.quantisation import GROUPS, ZERO_ROWS
+from backends.quantisation import GROUPS, SQUARE, ZERO_ROWS
 from service.formats.model.fields import Fields, shown
 from service.formats.model.layers import COLUMN, ROW, Linear, Parallel
 
@@ -83,7 +85,8 @@ class Stored:
     def problem(self, linear: Linear, tokens: int, own: str, bias: bool) -> GemmProblem:
         """One call of the layer. Raises InvalidProblem."""
         options = dict(self.options)
-        if self.fused_rows == 1 and bias:  # it is added after products that are scaled by blocks
+        # It is added after products whose operands both are scaled by blocks.
+        if bias and (self.fused_rows == 1 or self.inputs is None):
             options["bias"] = own
         if self.inputs is not None:
             options["dtype_d"] = own
@@ -252,6 +255,8 @@ def _weights_alone(reader: _Reader, weights: Fields) -> Stored:
         reader.sixteen_bits()
         options = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
         return Stored(tuple(options.items()), group=GROUPS["block_1x32"])
+    if kind == "float" and bits == 8:
+        return _floats_alone(reader, weights)
     if kind != "int":
         raise reader.refused(
             "type", kind, f"of {bits} bits beside 16-bit activations is not supported", weights
@@ -266,6 +271,23 @@ def _weights_alone(reader: _Reader, weights: Fields) -> Stored:
     if strategy != "group":
         raise reader.refused("strategy", strategy, of=weights)
     return reader.integers(bits, weights.whole("group_size"), symmetric, weights.name("num_bits"))
+
+
+def _floats_alone(reader: _Reader, weights: Fields) -> Stored:
+    """Weights of fp8_e4m3 beside 16-bit activations."""
+    reader.sixteen_bits()
+    if not weights.flag("symmetric", True):
+        raise reader.refused("symmetric", False, "has zero points, which 8-bit floats have not", weights)
+    strategy = weights.text("strategy")
+    scale = {"channel": "outer", "tensor": "tensor", "block": SQUARE}.get(strategy or "")
+    if scale is None:
+        raise reader.refused("strategy", strategy, of=weights)
+    options = (("scale_b", scale), ("scale_dtype", None), ("dtype_b", FP8_WEIGHT))
+    if scale != SQUARE:
+        return Stored(options)
+    if weights.wholes("block_structure") != [_BLOCK] * 2:
+        raise reader.refused("block_structure", weights.get("block_structure"), of=weights)
+    return Stored(options, group=_BLOCK, fused_rows=_BLOCK)
 
 
 def _both(reader: _Reader, weights: Fields, inputs: Fields) -> Stored:

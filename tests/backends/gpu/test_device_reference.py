@@ -32,7 +32,7 @@ from backends.toolchains.emulator import Emulator
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.gpu.null_device import emulated
-from tests.backends.weight_samples import KINDS, SCALES, mxfp4, weights
+from tests.backends.weight_samples import FP8_SCALES, KINDS, SCALES, fp8, mxfp4, weights
 from tuners import inputs as tuners_inputs
 from tuners.inputs import Case, operand_distribution, ragged
 from tuners.reference import error_bound, make_reference
@@ -508,6 +508,16 @@ def test_the_reference_is_numpys_for_every_quantised_weight(
     agrees(reference, device, monkeypatch, weights(3, 136, 384, kind, ldb=392, **how))
     other = {"dtype_a": "fp16", "scale_dtype": "fp32", "bias": "fp16", "beta": 1.0}
     agrees(reference, device, monkeypatch, weights(1, 8, 128, kind, **how, **other), "integers")
+
+
+@pytest.mark.parametrize("scale", FP8_SCALES)
+def test_the_reference_is_numpys_for_floats_of_8_bits(
+    reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch, scale: str
+) -> None:
+    """Rows that end inside a block, and more than one block of them."""
+    agrees(reference, device, monkeypatch, fp8(3, 136, 384, scale_b=scale, ldb=392))
+    other = {"dtype_a": "fp16", "scale_dtype": "fp32", "bias": "fp16", "beta": 1.0}
+    agrees(reference, device, monkeypatch, fp8(1, 8, 128, scale_b=scale, **other), "integers")
 
 
 def test_the_reference_is_numpys_for_mxfp4(

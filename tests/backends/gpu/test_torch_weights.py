@@ -20,7 +20,7 @@ from backends.quantisation import dequantised, groups_of
 from backends.solution import Solution
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.emulator.test_families import MI300X
-from tests.backends.weight_samples import every_kind, mxfp4, weights
+from tests.backends.weight_samples import every_kind, fp8, mxfp4, weights
 from tuners.inputs import host_inputs
 
 CUDA, ROCM = TorchWeights("CUDA"), TorchWeights("ROCm")
@@ -47,6 +47,8 @@ def calls(family: TorchWeights, problem: GemmProblem) -> list[str]:
         (weights(1, 64, 1024, "int8"), ["dequantise"]),
         (weights(1, 64, 1024, dtype_d="fp32"), []),
         (mxfp4(1, 64, 1024), ["dequantise"]),
+        (fp8(1, 64, 1024), ["dequantise"]),
+        (fp8(1, 300, 1024, scale_b="block_128x128", scale_dtype="fp32"), ["dequantise"]),
         (mxfp4(1, 64, 1024, dtype_a="fp16", bias="fp16"), ["dequantise"]),
     ],
 )
@@ -86,9 +88,12 @@ def test_dequantising_is_right(kind: str) -> None:
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
         if array.dtype.name == "float8_e8m0fnu":
             return torch.from_numpy(array.view(np.uint8).copy())
+        if array.dtype.name == "float8_e4m3fn":
+            return torch.from_numpy(array.view(np.uint8).copy()).view(torch.float8_e4m3fn)
         return torch.from_numpy(array.copy())
 
-    for p in every_kind(2, 40, 512, dtype_a=kind, scale_dtype=kind):
+    blocks = fp8(2, 300, 512, dtype_a=kind, scale_dtype="fp32", scale_b="block_128x128")
+    for p in [*every_kind(2, 40, 512, dtype_a=kind, scale_dtype=kind), blocks]:
         inputs = host_inputs(p, 3, "normal")
         tensors = {name: tensor(inputs[name][0]) for name in layouts(p) if name != "d"}
         buffer, steps = dequantising(torch, p, tensors)

@@ -26,7 +26,7 @@ from tests.backends.kernels.emulator.host import H200, source
 from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
 from tests.backends.kernels.samples import SM_90, every_value, legal_values
-from tests.backends.weight_samples import mxfp4, weights
+from tests.backends.weight_samples import fp8, mxfp4, weights
 
 #: Of more legal configurations some hundreds are drawn.
 MANY = 10_000
@@ -49,7 +49,7 @@ SHORTER = (from_linear(3, 1000, 777, "bf16"), from_linear(8, 70, 640, "fp16"), f
 #: Of quantised weights.
 QUANTISED = (
     weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"),
-    mxfp4(4, 1288, 2880),
+    mxfp4(4, 1288, 2880), fp8(4, 1288, 4096, scale_b="block_128x128", scale_dtype="fp32"),
 )  # fmt: skip
 #: And of many columns.
 MANY_COLUMNS = (weights(300, 1288, 4096, zero_b="uint4"), mxfp4(4096, 1288, 2880))

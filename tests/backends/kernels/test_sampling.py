@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from backends.dtypes import WEIGHT_TYPES
 from backends.environment import Environment
 from backends.kernel_checks.candidates import GPU_FAMILIES, Candidate, environment_of, sampled
 from backends.kernels import sampling
@@ -34,7 +35,7 @@ def test_problems_are_of_every_kind() -> None:
     grouped = {p.dtype_a for p in found if p.groups and not p.weight_only}
     assert grouped == {"bf16", "fp16", "fp8_e4m3", "fp8_e4m3_fnuz"}
     assert {p.dtype_a for p in found if p.groups and p.weight_only} == {"int4", "uint4", "fp4_e2m1"}
-    assert {p.dtype_a for p in found if p.weight_only} == {"int4", "uint4", "int8", "fp4_e2m1"}
+    assert {p.dtype_a for p in found if p.weight_only} == set(WEIGHT_TYPES)
     assert kinds >= {
         ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "fp32"), ("fp32", "tf32"), ("int8", "int32"),
         ("fp8_e4m3", "fp32"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.quantised.form import MX_GROUP, MX_SCALES, ZERO_ROWS, WeightError
+from gemmtune.torch.quantised.form import EIGHT_BITS, MX_GROUP, MX_SCALES, ZERO_ROWS, WeightError
 from gemmtune.torch.quantised.stored import QuantizedWeight, pack_int4, pack_zeros
 
 #: The element of eight that each nibble of an AWQ word holds, the lowest nibble first.
@@ -21,9 +21,10 @@ def from_stored(
     data: Any, scales: Any, zeros: Any = None, *, zero_point: str | None = None,
     group_size: int | None = None, even: str = "low",
 ) -> QuantizedWeight:  # fmt: skip
-    """Weights of 4 bits as uint8 [n, k / 2], or of 8 as int8 [n, k]. even: the half of a byte that holds the
-    even element of k; "high" is the order that torch._convert_weight_to_int4pack takes. The bytes do not say
-    which it is. Raises WeightError."""
+    """Weights of 4 bits as uint8 [n, k / 2], or of 8 as int8 or float8_e4m3fn [n, k]. (Scales of blocks of
+    128 x 128 that checkpoints call weight_scale_inv are multiplied by, like others.) even: the half of a byte
+    that holds the even element of k; "high" is the order that torch._convert_weight_to_int4pack takes. The
+    bytes do not say which it is. Raises WeightError."""
     if even not in ("low", "high"):
         raise WeightError(f"even is {even!r}; the even element of k is in the low or the high half of a byte")
     if even == "high":
@@ -64,12 +65,12 @@ def from_torchao(
 ) -> QuantizedWeight:
     """Weights as torchao's plain int4 tensors have them: int8 or uint8 [n, k / 2], two's complements, the
     even element in the low half, and scale and zero_point [k / group, n], where W = q s + z. Or as its int8
-    tensors: int8 [n, k] with scale [n] or [n, 1]. Raises WeightError."""
+    tensors: int8 [n, k] with scale [n] or [n, 1]; its float8_e4m3fn tensors alike. Raises WeightError."""
     if scale.dim() < 2 or (qdata.dim() and scale.shape == (qdata.shape[0], 1)):
-        if qdata.dtype is not torch.int8 or zero_point is not None:
+        if qdata.dtype not in EIGHT_BITS or zero_point is not None:
             raise WeightError(
-                f"a scale of {list(scale.shape)} is of int8 weights [N, K] without zero points; qdata is "
-                f"{qdata.dtype}"
+                f"a scale of {list(scale.shape)} is of int8 weights [N, K] (or float8_e4m3fn) without zero "
+                f"points; qdata is {qdata.dtype}"
             )
         return QuantizedWeight(qdata.contiguous(), scale.reshape(-1, 1), group_size=group_size).check()
     if (
@@ -103,7 +104,13 @@ def from_compressed_tensors(
 ) -> QuantizedWeight:  # fmt: skip
     """Weights of compressed-tensors' format pack-quantized: int32 [n, k / 8] (8 bits: [n, k / 4]), lowest
     first, each integer with its half range added; scales [n, k / group]; zero points packed alike along n, [n
-    / 8, k / group]. Or of int-quantized with 8 bits: int8 [n, k]. Raises WeightError."""
+    / 8, k / group]. Or of int-quantized with 8 bits: int8 [n, k]. Or of float-quantized: float8_e4m3fn [n,
+    k], with one scale, one a row, or one for 128 x 128 weights; `bits` is not looked at. Raises
+    WeightError."""
+    if weight_packed.dtype is torch.float8_e4m3fn:
+        if weight_zero_point is not None and bool((weight_zero_point != 0).any()):
+            raise WeightError("weight_zero_point: weights of 8-bit floats have none")
+        return from_stored(weight_packed, weight_scale, group_size=group_size)
     if weight_packed.dtype is torch.int8 and bits == 8:
         data = weight_packed.contiguous()
     elif weight_packed.dtype is torch.int32 and weight_packed.dim() == 2 and bits in (4, 8):

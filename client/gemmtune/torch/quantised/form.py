@@ -12,10 +12,12 @@ K / group]. The zero point is one of ZERO_POINTS:
     shift    stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
     signed   the 4 bits are a two's complement, from -8 to 7, and z = 0
 
-8-bit integers are int8 [N, K] without a zero point. MXFP4 (OCP's microscaling formats) has 4-bit floats
-(e2m1) instead of integers, packed alike, and scales of powers of two, one for each 32 elements of K: uint8
-[N, K / 32], or torch.float8_e8m0fnu, whose byte e is 2^(e - 127). It has no zero point. Scales of that type
-tell it apart.
+8-bit integers are int8 [N, K] without a zero point. 8-bit floats are torch.float8_e4m3fn [N, K] without one,
+with the same scales, or with one for 128 rows by 128 elements of K: [N / 128 rounded up, K / 128].
+
+MXFP4 (OCP's microscaling formats) has 4-bit floats (e2m1) instead of integers, packed alike, and scales of
+powers of two, one for each 32 elements of K: uint8 [N, K / 32], or torch.float8_e8m0fnu, whose byte e is
+2^(e - 127). It has no zero point. Scales of that type tell it apart.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmtune.errors import GemmtuneError
-from gemmtune.weights import FP4
+from gemmtune.weights import FP4, FP8, SQUARE_SIDE
 
 ZERO_POINTS = ("none", "eight", "uint4", "float", "shift", "signed")
 #: Zero points that are a tensor beside the scales.
@@ -33,6 +35,8 @@ STORED = ("uint4", "float", "shift")
 #: Rows whose 4-bit zero points share a word.
 ZERO_ROWS = 8
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Types of weights of 8 bits, and their names.
+EIGHT_BITS = {torch.int8: "int8", torch.float8_e4m3fn: FP8}
 #: Types of MXFP4's scales, its elements of K that share one, and the scale that is NaN.
 MX_SCALES = (
     torch.uint8,
@@ -46,9 +50,9 @@ class WeightError(GemmtuneError, ValueError):
 
 
 class Form(NamedTuple):
-    """What tells quantised weights [n, k] apart: `kind` is "uint4", "int4", "int8" or "fp4_e2m1" (MXFP4,
-    whose scales are uint8 here), `zero` a zero point as a problem has it, `groups` those of a row, 0 where
-    one scale is for the whole matrix."""
+    """What tells quantised weights [n, k] apart: `kind` is "uint4", "int4", "int8", "fp8_e4m3" or "fp4_e2m1"
+    (MXFP4, whose scales are uint8 here), `zero` a zero point as a problem has it, `groups` those of a row, 0
+    where one scale is for the whole matrix, `side` the rows that share a scale of a group."""
 
     n: int
     k: int
@@ -56,6 +60,7 @@ class Form(NamedTuple):
     zero: str
     groups: int
     scale_dtype: Any
+    side: int = 1
 
     @property
     def group(self) -> int:
@@ -81,15 +86,27 @@ def form_of(
         return _mxfp4(n, k, scales, zeros, group_size, zero_point)
     zero_point = _zero_point(zeros, zero_point, bits)
     _check_scales(scales, bits)
-    groups = _groups(scales, n, k, group_size, "scales")
+    kind = "uint4" if bits == 4 else EIGHT_BITS[weight.dtype]
+    side = SQUARE_SIDE if kind == FP8 and _of_blocks(scales, n, k) else 1
+    if side > 1 and group_size not in (None, side):
+        raise WeightError(
+            f"scales is {list(scales.shape)}, one for {side} x {side} weights of [{n}, {k}]; group_size is "
+            f"{group_size}"
+        )
+    groups = k // side if side > 1 else _groups(scales, n, k, group_size, "scales")
     if not scales.is_contiguous():
         raise WeightError("scales must be contiguous: call .contiguous() once, when the weights are loaded")
     if zero_point in STORED:
         _check_zeros(zeros, scales, zero_point, n, groups)
-    kind = {4: "uint4", 8: "int8"}[bits]
     if zero_point == "signed":
         kind, zero_point = "int4", "none"
-    return Form(n, k, kind, zero_point, groups, scales.dtype)
+    return Form(n, k, kind, zero_point, groups, scales.dtype, side)
+
+
+def _of_blocks(scales: Any, n: int, k: int) -> bool:
+    """Whether scales are one for 128 x 128 weights, and no others of the same shape."""
+    blocks = -(-n // SQUARE_SIDE), k // SQUARE_SIDE
+    return k % SQUARE_SIDE == 0 and blocks != (1, 1) and blocks[0] != n and tuple(scales.shape) == blocks
 
 
 def _check_scales(scales: Any, bits: int) -> None:
@@ -133,9 +150,13 @@ def _check_words(weight: Any, bits: int) -> None:
             "that kernel reads it. Convert a checkpoint's words with "
             "gemmtune.torch.from_compressed_tensors, from_gptq or from_awq"
         )
-    wanted = (torch.uint8,) if bits == 4 else (torch.int8,)
+    wanted = (torch.uint8,) if bits == 4 else tuple(EIGHT_BITS)
     if weight.dtype not in wanted or weight.dim() != 2 or not weight.numel():
-        shape = "[N, K / 2] of uint8, two elements of K to a byte" if bits == 4 else "[N, K] of int8"
+        shape = (
+            "[N, K / 2] of uint8, two elements of K to a byte"
+            if bits == 4
+            else "[N, K] of int8 or float8_e4m3fn"
+        )
         raise WeightError(f"weight is {list(weight.shape)} of {weight.dtype}; {bits}-bit weights are {shape}")
     if not weight.is_contiguous():
         raise WeightError("weight must be contiguous: call .contiguous() once, when the weights are loaded")
@@ -144,7 +165,7 @@ def _check_words(weight: Any, bits: int) -> None:
 def _zero_point(zeros: Any, zero_point: str | None, bits: int) -> str:
     if bits == 8:
         if zeros is not None or zero_point not in (None, "none"):
-            raise WeightError("int8 weights are signed and have no zero point")
+            raise WeightError("weights of 8 bits are signed and have no zero point")
         return "none"
     if zero_point is None:
         if zeros is None:

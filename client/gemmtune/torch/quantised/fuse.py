@@ -40,6 +40,8 @@ def _mergeable(modules: Sequence[QuantizedLinear]) -> bool:
     forms = [one.quantized_weight.form for one in modules]
     if len({one._replace(n=0) for one in forms}) != 1 or forms[0].groups == 0:
         return False
+    if any(one.n % one.side for one in forms[:-1]):  # a block of scales would have rows of two modules
+        return False
     tensors = [one for module in modules for one in WeightsMerged.of(module) if one is not None]
     if len({one.data_ptr() for one in tensors}) != len(tensors) or len({one.device for one in tensors}) != 1:
         return False

@@ -85,9 +85,9 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         )
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """Moves to a device as every module does. Scales and zero points keep their type, which is part of
-        the weights' meaning: half() and bfloat16() would round them."""
-        kept = {name: self._buffers[name] for name in ("scales", "zeros")}
+        """Moves to a device as every module does. Weights of 8-bit floats, scales and zero points keep their
+        type, which is part of the weights' meaning: half() and bfloat16() would convert them."""
+        kept = {name: self._buffers[name] for name in ("weight", "scales", "zeros")}
         super()._apply(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]

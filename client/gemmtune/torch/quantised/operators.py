@@ -227,6 +227,8 @@ def linear_w4a16(
 
 
 def linear_w8a16(x: Any, weight: Any, scales: Any, group_size: int | None = None, bias: Any = None) -> Any:
-    """F.linear(x[..., k], W[n, k], bias[n]) by weights of 8 bits, in x's type: int8 [n, k], and scales [n] or
-    [n, k / group_size], or one for all. The rest is as for linear_w4a16()."""
+    """F.linear(x[..., k], W[n, k], bias[n]) by weights of 8 bits, in x's type: int8 or float8_e4m3fn [n, k],
+    and scales [n] or [n, k / group_size], or one for all; of float8_e4m3fn also one for 128 x 128 weights,
+    [n / 128 rounded up, k / 128]. A weight that is NaN makes its column of the output NaN. The rest is as for
+    linear_w4a16()."""
     return torch.ops.gemmtune.linear_w8a16(x, weight, scales, group_size, bias)

@@ -11,7 +11,7 @@ import torch
 from gemmtune.torch.layouts import DTYPES, NAMES
 from gemmtune.torch.quantised.form import MX_SCALES, STORED, ZERO_ROWS, Form
 from gemmtune.torch.quantised.stored import dequantized
-from gemmtune.weights import FP4, GROUPS, WEIGHTS
+from gemmtune.weights import FP4, FP8, GROUPS, SQUARE, SQUARE_SIDE, WEIGHTS
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
@@ -68,6 +68,7 @@ class WeightProduct(NamedTuple):
         """The problem in the form in which people write it."""
         form = self.form
         whole = None if form.mx else {0: "tensor", 1: "row"}.get(form.groups)
+        whole = SQUARE if form.side > 1 else whole
         scale_dtype = "fp8_e8m0" if form.mx else NAMES[form.scale_dtype]
         scaling = {"b": whole or _SCALES.get(form.group) or f"group_{form.group}", "dtype": scale_dtype}
         if form.zero != "none":
@@ -102,8 +103,10 @@ def of_row(row: Row) -> WeightProduct | None:
     if set(row.operands) != operands | (set() if p["bias"] is None else {"bias"}):
         return None
     scale = p["scale_a"]
-    groups = {"tensor": 0, "outer": 1}.get(scale, k // GROUPS.get(scale, k))
-    form = Form(n, k, p["dtype_a"], zero, groups, scale_dtype)
+    side = SQUARE_SIDE if scale == SQUARE else 1
+    size = side if side > 1 else GROUPS.get(scale, k)
+    groups = {"tensor": 0, "outer": 1}.get(scale, k // size)
+    form = Form(n, k, p["dtype_a"], zero, groups, scale_dtype, side)
     return WeightProduct(m, form, dtype, "" if p["bias"] is None else "bias")
 
 
@@ -145,13 +148,16 @@ def make(p: WeightProduct, device: Any) -> WeightOperands:
 
     if form.kind == "int8":
         weight = whole(-128, 128, (form.n, form.k), torch.int8)
+    elif form.kind == FP8:
+        weight = floats(form.n, form.k).to(torch.float8_e4m3fn)
     else:
         weight = whole(0, 256, (form.n, form.k // 2), torch.uint8)
     groups = max(form.groups, 1)
     if form.mx:
         scales = whole(125, 129, (form.n, groups), torch.uint8)
     else:
-        scales = (floats(*((form.n, groups) if form.groups else (1,))).abs() + 0.5).to(form.scale_dtype)
+        shape = (-(-form.n // form.side), groups) if form.groups else (1,)
+        scales = (floats(*shape).abs() + 0.5).to(form.scale_dtype)
     zeros = None
     if form.zero == "uint4":
         zeros = whole(-(2**31), 2**31, (form.n // ZERO_ROWS, groups), torch.int32)
@@ -171,7 +177,7 @@ def torch_call(p: WeightProduct, given: WeightOperands) -> Callable[[], Any]:
         if form.kind == "int8" and form.groups == 1:
             flat = given.scales.reshape(-1)
             return lambda: torch._weight_int8pack_mm(x, given.weight, flat)
-        if form.kind != "int8" and takes_int4pack(form):
+        if takes_int4pack(form):
             packed, pairs = int4pack(form, given.weight, given.scales, given.zeros)
             return lambda: torch._weight_int4pack_mm(x, packed, form.group, pairs)
 
@@ -184,7 +190,7 @@ def torch_call(p: WeightProduct, given: WeightOperands) -> Callable[[], Any]:
 
 def takes_int4pack(form: Form) -> bool:
     """Whether torch._weight_int4pack_mm takes 4-bit weights and their zero points as they are."""
-    sizes = form.k % _WHOLE_K == 0 and form.n % 8 == 0
+    sizes = form.kind in ("uint4", "int4") and form.k % _WHOLE_K == 0 and form.n % 8 == 0
     return sizes and form.groups > 0 and form.group in _SCALES and form.zero in ("none", "eight", "shift")
 
 

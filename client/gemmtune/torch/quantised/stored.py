@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.quantised.form import MX_GROUP, MX_NAN, STORED, ZERO_ROWS, Form, WeightError, form_of
+from gemmtune.torch.quantised.form import (
+    EIGHT_BITS,
+    MX_GROUP,
+    MX_NAN,
+    STORED,
+    ZERO_ROWS,
+    Form,
+    WeightError,
+    form_of,
+)
 from gemmtune.torch.quantised.microscaling import dequantized_mxfp4
 
 
@@ -28,12 +37,13 @@ class QuantizedWeight:
         if self.bits == 4 and point is None:
             point = "none" if form.mx else "eight" if self.zeros is None else "uint4"
         object.__setattr__(self, "zero_point", point if self.bits == 4 else None)
-        object.__setattr__(self, "group_size", -1 if form.groups < 2 and not form.mx else form.group)
+        row = form.groups < 2 and not form.mx and form.side == 1
+        object.__setattr__(self, "group_size", -1 if row else form.group)
 
     @property
     def bits(self) -> int:
         """4 or 8."""
-        return 8 if self.data.dtype is torch.int8 else 4
+        return 8 if self.data.dtype in EIGHT_BITS else 4
 
     @property
     def form(self) -> Form:
@@ -144,12 +154,14 @@ def dequantized(form: Form, weight: Any, scales: Any, zeros: Any, dtype: Any) ->
     if form.mx:
         return dequantized_mxfp4(form, weight, scales, dtype)
     n, k, groups = form.n, form.k, max(form.groups, 1)
-    integers = weight if form.kind == "int8" else unpack_int4(weight, form.kind == "int4")
-    # Differences of such integers are exact in every type; those with other zero points need fp32.
+    integers = weight if weight.dtype in EIGHT_BITS else unpack_int4(weight, form.kind == "int4")
+    # Such floats, and differences of such integers, are exact in every type; other zero points need fp32.
     exact = form.zero not in ("float", "shift")
     kind = dtype if exact else torch.promote_types(dtype, torch.float32)
     found = integers.to(kind).view(n, groups, k // groups)
-    by_group = scales.view(-1, groups, 1)
+    if form.side > 1:
+        scales = scales.repeat_interleave(form.side, dim=0)[:n]
+    by_group = scales.reshape(-1, groups, 1)
     if form.zero in ("eight", "shift"):
         found.sub_(8)
     if form.zero in STORED:

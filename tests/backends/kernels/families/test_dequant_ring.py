@@ -131,7 +131,7 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a scale that leaves numbers shrunk": (
-        "device/dequant_chunk.h", "kFolded || QUANT::kFloat ? 1.0f : kShrunk<T>", "1.0f",
+        "device/dequant_chunk.h", "kFolded ? 1.0f : kShrunkOf<T, QUANT>", "1.0f",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "a sign that is not inverted": (

@@ -45,12 +45,15 @@ KINDS = [
 
 
 def test_what_the_family_runs() -> None:
-    """Every kind, but stored zero points of a whole row, int8 in groups of a chunk, and MXFP4 times fp16."""
+    """Every kind, but stored zero points of a row, 8 bits in groups of a chunk, and MXFP4 times fp16."""
     left = [ident(p) for p in every_kind(3, 40, 1024) if not FAMILY.supports(p)]
     assert left == [f"bf16 uint4 {zero} outer" for zero in ("uint4", "float", "shift")]
     assert {ident(p) for p in every_kind(3, 40, 1024) if FAMILY.supports(p) and p not in KINDS} == {
-        "bf16 int8 none block_1x128"
-    }
+        f"bf16 {kind} none {scale}"
+        for kind, scale in (
+            ("int8", "block_1x128"), ("fp8_e4m3", "block_1x128"), ("fp8_e4m3", "block_128x128"),
+        )
+    }  # fmt: skip
     assert "whose range bf16 alone has, not fp16" in (
         FAMILY.unsupported(mxfp4(3, 40, 1024, dtype_a="fp16")) or ""
     )

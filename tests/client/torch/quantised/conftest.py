@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Sizes of the table's weights, and M of its rows.
 N, K, ROWS = 32, 256, (1, 4)
+#: Rows of weights with scales of blocks: two blocks, of which the last has fewer.
+FP8_ROWS = 200
 
 
 def weights(m: int, kind: str = "uint4", zero: str = "none", **options: Any) -> GemmProblem:
@@ -41,6 +43,9 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield weights(2, "int8", scale_b="tensor", scale_dtype="fp32"), "dequant-gemv"
     yield weights(2, "fp4_e2m1", scale_b="block_1x32", scale_dtype=None), "dequant-ring"
     yield weights(4, "fp4_e2m1", scale_b="block_1x32", scale_dtype=None, dtype="fp16"), "dequant-gemv"
+    yield weights(2, "fp8_e4m3", scale_b="outer"), "dequant-ring"
+    yield weights(2, "fp8_e4m3", scale_b="tensor", scale_dtype="fp32", dtype="fp16"), "dequant-gemv"
+    yield weights(2, "fp8_e4m3", n=FP8_ROWS, scale_b="block_128x128", scale_dtype="fp32"), "dequant-ring"
 
 
 @pytest.fixture(scope="session")

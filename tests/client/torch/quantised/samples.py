@@ -21,11 +21,17 @@ def sample(
     n: int = 32, k: int = 256, *, bits: int = 4, group: int = 128, zero: str | None = "eight",
     scale_dtype: Any = torch.bfloat16, seed: int = 0,
 ) -> QuantizedWeight:  # fmt: skip
-    """Random weights. `group` -1 is a row, 0 one scale for all; `zero` "mxfp4" is that form."""
+    """Random weights. `group` -1 is a row, 0 one scale for all; `zero` "mxfp4" is that form, "fp8" that of
+    8-bit floats, for which "fp8 blocks" has scales of 128 x 128 weights."""
     random = torch.Generator().manual_seed(seed)
     if zero == "mxfp4":
         data = torch.randint(0, 256, (n, k // 2), generator=random, dtype=torch.uint8)
         return QuantizedWeight(data, torch.randint(121, 126, (n, k // 32), generator=random).to(torch.uint8))
+    if zero in ("fp8", "fp8 blocks"):
+        data = torch.randn((n, k), generator=random).to(torch.float8_e4m3fn)
+        rows = -(-n // 128) if zero == "fp8 blocks" else n
+        shape = (rows, k // group if group > 0 else 1) if group else (1,)
+        return QuantizedWeight(data, (torch.rand(shape, generator=random) / 16 + 0.01).to(scale_dtype))
     groups = k // group if group > 0 else 1
     shape = (n, groups) if group else (1,)
     scales = (torch.rand(shape, generator=random) / 16 + 0.01).to(scale_dtype)
@@ -47,6 +53,8 @@ def exact(weight: QuantizedWeight) -> Any:
     scale = {0: "tensor", 1: "outer"}.get(form.groups, f"block_1x{form.group}")
     if form.mx:
         scale = "block_1x32"
+    if form.side > 1:
+        scale = "block_128x128"
     problem: GemmProblem = from_linear(
         1, form.n, form.k, "bf16", dtype_b=form.kind, scale_b=scale,
         scale_dtype=_NAMES.get(form.scale_dtype), zero_b=form.zero,
@@ -58,7 +66,12 @@ def exact(weight: QuantizedWeight) -> Any:
         scales = weight.scales.view(torch.uint8).numpy().view(ml_dtypes.float8_e8m0fnu)
     else:
         scales = weight.scales.double().numpy().reshape(-1, max(form.groups, 1))
-    return torch.from_numpy(dequantised(problem, weight.data.numpy(), scales, zeros))
+    data = weight.data
+    if data.dtype is torch.float8_e4m3fn:
+        stored = data.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    else:
+        stored = data.numpy()
+    return torch.from_numpy(dequantised(problem, stored, scales, zeros))
 
 
 def right(out: Any, x: Any, weight: QuantizedWeight, bias: Any = None) -> bool:

@@ -17,7 +17,7 @@ from gemmtune.torch.quantised.stored import QuantizedWeight
 from torch._dynamo.backends.debugging import aot_eager
 
 from backends.cache import BinaryCache
-from tests.client.torch.quantised.conftest import ROWS, K, N, weights
+from tests.client.torch.quantised.conftest import FP8_ROWS, ROWS, K, N, weights
 from tests.client.torch.quantised.emulated import write
 from tests.client.torch.quantised.samples import right, sample
 
@@ -36,6 +36,13 @@ STORED: dict[str, tuple[dict[str, Any], int, Any]] = {
     "int8, a row": ({"bits": 8, "group": -1}, 2, torch.bfloat16),
     "mxfp4": ({"zero": "mxfp4"}, 2, torch.bfloat16),
     "mxfp4, fp16": ({"zero": "mxfp4"}, 4, torch.float16),
+    "fp8, a row": ({"zero": "fp8", "group": -1}, 2, torch.bfloat16),
+    "fp8, one scale": ({"zero": "fp8", "group": 0, "scale_dtype": torch.float32}, 2, torch.float16),
+    "fp8, blocks": (
+        {"n": FP8_ROWS, "zero": "fp8 blocks", "scale_dtype": torch.float32},
+        2,
+        torch.bfloat16,
+    ),
     "int8, one scale": ({"bits": 8, "group": 0, "scale_dtype": torch.float32}, 2, torch.bfloat16),
 }
 
@@ -62,7 +69,7 @@ def tally(count: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("name", STORED)
 def test_every_form_runs_by_its_row(weight_table: Table, name: str) -> None:
     how, m, dtype = STORED[name]
-    weight = sample(N, K, **how)
+    weight = sample(**{"n": N, "k": K, **how})
     x = torch.randn(m, K, dtype=dtype)
     with counted(weight_table) as count:
         out = call(x, weight)
@@ -74,8 +81,8 @@ def test_every_form_runs_by_its_row(weight_table: Table, name: str) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_without_a_table_torch_multiplies_what_is_dequantised(name: str) -> None:
     how, m, dtype = STORED[name]
-    weight = sample(N, K, **how)
-    x, bias = torch.randn(2, m, K, dtype=dtype), torch.randn(N, dtype=dtype)
+    weight = sample(**{"n": N, "k": K, **how})
+    x, bias = torch.randn(2, m, K, dtype=dtype), torch.randn(weight.shape[0], dtype=dtype)
     assert right(call(x, weight), x, weight)
     assert right(call(x, weight, bias), x, weight, bias)
 

@@ -79,6 +79,12 @@ BOTH = {"dtype_d": "bf16", "scale_a": "outer", "scale_b": "outer"}
         (compressed(INT8), down(**WEIGHTS | {"dtype_b": "int8", "scale_b": "outer"})),
         (compressed({**INT4, "type": "float", "group_size": 32}, format="mxfp4-pack-quantized"),
          down(dtype_b="fp4_e2m1", scale_b="block_1x32", scale_dtype="fp8_e8m0")),
+        (compressed(FP8, format="float-quantized"),
+         down(**WEIGHTS | {"dtype_b": "fp8_e4m3", "scale_b": "outer"})),
+        (compressed({**FP8, "strategy": "tensor"}),
+         down(**WEIGHTS | {"dtype_b": "fp8_e4m3", "scale_b": "tensor"})),
+        (compressed({**FP8, "strategy": "block", "block_structure": [128, 128]}),
+         down(**WEIGHTS | {"dtype_b": "fp8_e4m3", "scale_b": "block_128x128"})),
         (compressed(INT8, TOKEN, format="int-quantized"), down(dtype_a="int8", **BOTH)),
         (compressed(FP8, FLOAT_TOKEN, format="float-quantized"), down(dtype_a="fp8_e4m3", **BOTH)),
         (compressed({**FP8, "strategy": "tensor"}, {**FP8, "strategy": "tensor"}, format="naive-quantized"),
@@ -104,6 +110,8 @@ def test_biases_and_scales_are_of_the_models_type() -> None:
     }
     assert layers(BLOCKS, "qwen2.5-7b")["qkv_proj"].bias is None
     assert layers(compressed(INT8, TOKEN), "qwen2.5-7b")["qkv_proj"].bias == "bf16"
+    alone = compressed({**FP8, "strategy": "block", "block_structure": [128, 128]})
+    assert layers(alone, "qwen2.5-7b")["qkv_proj"].bias == "bf16"
 
 
 def test_floats_of_amds_format() -> None:
@@ -152,7 +160,10 @@ def test_a_router_whose_name_is_that_of_a_longer_one_is_no_router_alone(model: s
         (compressed({**INT4, "actorder": "group"}), "actorder 'group' permutes the activations"),
         (compressed({**INT4, "type": "float", "group_size": 16, "strategy": "tensor_group"}), "is NVFP4"),
         (compressed({**INT4, "type": "float", "group_size": 16}), "is NVFP4"),
-        (compressed(FP8), "type 'float' of 8 bits beside 16-bit activations is not supported"),
+        (compressed({**FP8, "num_bits": 6}), "type 'float' of 6 bits beside 16-bit activations is not"),
+        (compressed({**FP8, "strategy": "group", "group_size": 128}), "weights.strategy 'group'"),
+        (compressed({**FP8, "strategy": "block", "block_structure": [64, 64]}), "weights.block_structure"),
+        (compressed({**FP8, "symmetric": False}), "weights.symmetric False has zero points"),
         (compressed(INT4, TOKEN), "num_bits 4 beside quantised activations"),
         (compressed(INT8, {**TOKEN, "symmetric": False}), "activations.symmetric False has zero points"),
         (compressed(FP8, TOKEN), "type 'int' beside weights of 'float'"),
