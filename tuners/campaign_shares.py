@@ -78,7 +78,7 @@ def check_seconds(total: float) -> None:
     if not LEAST_SECONDS <= total <= LONGEST_SECONDS:
         raise InvalidProblem(
             f"a campaign needs at least {LEAST_SECONDS:g} s and at most {LONGEST_SECONDS:.0f} s (a week), "
-            f"not {total:g}",
+            f"not {total}",
             "campaign_seconds",
         )
 
