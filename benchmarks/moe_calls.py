@@ -62,10 +62,10 @@ def steps_us(torch: Any, device: Any, layer: Layer) -> dict[str, float]:
     limit = limit_of(options.get("activation", "silu"), options.get("swiglu_limit"))
     hidden = torch.randn(rows, gate_up.shape[1], device=device).to(torch.bfloat16)
     out = torch.randn(rows, layer.x.shape[1], device=device).to(torch.bfloat16)
-    _, _, ends, place = glue.rows_of_experts(layer.x, layer.ids, experts, False)
+    _, _, ends, place = glue.rows_of_experts(layer.x, layer.ids, experts)
     steps: dict[str, Callable[[], Any]] = {
-        "rows": lambda: glue.rows_of_experts(layer.x, layer.ids, experts, False),
-        "activation": lambda: glue.activation(hidden, ends, False, of_gate_up, interleaved, limit),
+        "rows": lambda: glue.rows_of_experts(layer.x, layer.ids, experts),
+        "activation": lambda: glue.activation(hidden, ends, None, of_gate_up, interleaved, limit),
         "sum": lambda: glue.weighted_sum(out, place, layer.weights, torch.bfloat16, of_down, layer.ids),
     }
     return {name: time_us(torch, device, [step] * COPIES * TURNS) for name, step in steps.items()}

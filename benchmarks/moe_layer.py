@@ -126,7 +126,7 @@ def fastest(tuned: Tuned) -> tuple[Solution, float] | None:
     return best.solution, median(best.samples)
 
 
-def untuned(p: GemmProblem, tokens: int, environment: Environment) -> tuple[Solution, Solution]:
+def untuned(p: GemmProblem, tokens: int, environment: Environment) -> tuple[Solution, ...]:
     """What vLLM runs for a product of a layer without a file, in earlier and in newer releases."""
     family = FAMILIES[TritonFusedMoe.name]
     assert isinstance(family, TritonFusedMoe)

@@ -26,6 +26,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from backends.errors import ReadError
 from backends.outcome import Outcome, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -208,7 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paths = given.table or sorted(TABLES.glob("*.npz"))
     if not paths:
         parser.error(f"no table to search: {TABLES} has none; give --table")
-    tables = [RecordedTable.load(path) for path in paths]
+    try:
+        tables = [RecordedTable.load(path) for path in paths]
+    except ReadError as error:
+        parser.error(str(error))
     figures = compare(tables, given.strategy or list(STRATEGIES), QUICK_SEEDS if given.quick else SEEDS)
     given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if given.record:

@@ -31,6 +31,7 @@ from service.formats.core.export import (
     MeasuredCandidate,
     TargetRow,
 )
+from service.freshness import Freshness
 from tuners.policy import MeasurementPolicy
 
 #: Rows per lookup of keys, and least characters of a piece of output.
@@ -193,6 +194,7 @@ def read_rows(
     candidates of these families; `report` counts the measured ones."""
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
+        freshness = Freshness.of(connection, str(chosen.device))
         written: set[str] = set()
         measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id, problem_ids)
         while part := list(islice(measured, _ROWS)):
@@ -204,6 +206,10 @@ def read_rows(
             for row in part:
                 judged = targets.get(row["targets_verdict_number"], ())
                 made = shared.measured(row, keys.get(row["problem_id"], ((), 0)), judged)
+                won = made.solution
+                stale = freshness.stale(row["environment_id"], won.family, won.version)
+                if stale is not None:
+                    made = replace(made, stale=stale)
                 if row["session_id"] in candidates:
                     made = replace(made, candidates=shared.candidates(candidates[row["session_id"]]))
                 report.measured(made)

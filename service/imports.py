@@ -96,7 +96,7 @@ def import_file(
     """
     device_class = None if device is None else import_class(engine, device)
     hashed = _Hashed(stream)
-    options = options or ReadOptions()
+    options = replace(options or ReadOptions(), arch="" if device_class is None else device_class.arch)
     if not options.file_name:
         options = replace(options, file_name=(source or name).replace("\\", "/").rpartition("/")[2])
     read = formats.read_stream(hashed, name, format_name, options)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -94,11 +95,18 @@ def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[
 
 
 class Warming:
-    """Compiles the shipped portfolio for a worker's device in a thread, one kernel at a time, while the
-    worker is idle. If the device is the host, a job that begins waits for the compiler in progress, which
-    would disturb its measurements; else it runs beside it."""
+    """Compiles a portfolio (that of `path`, else the shipped one) for a worker's device in a thread, one
+    kernel at a time, while the worker is idle. If the device is the host, a job that begins waits for the
+    compiler in progress, which would disturb its measurements; else it runs beside it."""
 
-    def __init__(self, environment: Environment, cache: BinaryCache, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        cache: BinaryCache,
+        busy: Callable[[], bool],
+        path: Path | None = None,
+    ) -> None:
+        self._path = path
         self._environment, self._cache, self._busy = environment, cache, busy
         self._turn, self._stop = threading.Lock(), threading.Event()
         self._host = not backend(environment.vendor).traits.compiles_beside
@@ -119,7 +127,7 @@ class Warming:
     def _run(self) -> None:
         """A portfolio that cannot be read or compiled is logged: tunings run without it."""
         try:
-            items, _ = items_for(file.shipped(), [self._environment])
+            items, _ = items_for(file.chosen(self._path), [self._environment])
             compiling = precompile(items, self._cache, 1, self._stop.is_set, self._busy, self._turn)
             done = list(_progress(compiling))
         except GemmtuneError as error:

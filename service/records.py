@@ -352,7 +352,8 @@ class ExportReport(Answer):
     """What a file holds, and what it does not, by reason. `gain` is null for a file without a measured row.
     `tune_again` counts omitted rows whose winner the file cannot name, and for which no session judged what
     it can name; `one_seed` counts written rows whose solution was verified on one seed only. `rests_on`:
-    where the writer derived a judgement from several rows, the problems of these by what shows it."""
+    where the writer derived a judgement from several rows, the problems of these by what shows it. `stale`
+    counts written rows by what has changed since they were measured: a library, a driver, a kernel."""
 
     format: str
     device_class: str
@@ -364,6 +365,7 @@ class ExportReport(Answer):
     tune_again: int
     one_seed: int
     rests_on: dict[str, list[str]]
+    stale: dict[str, int]
 
 
 class BundleReport(ExportReport):

@@ -156,7 +156,12 @@ class Settings(BaseSettings):
     )
     precompile: bool = Field(
         default=True,
-        description="Whether an idle worker compiles the shipped portfolio for its device.",
+        description="Whether an idle worker compiles the portfolio for its device.",
+    )
+    portfolio: Path | None = Field(
+        default=None,
+        description="A portfolio's file (`gemmtune portfolio build`) in place of the shipped one: searches "
+        "begin with its members.",
     )
     revalidate: int = Field(
         default=100,

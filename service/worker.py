@@ -84,7 +84,8 @@ class Worker:
         self._between = BetweenJobs(settings, engine, self.environment, self._cache)
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
-        self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
+        chosen = settings.portfolio
+        self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set(), chosen)
         self._precompile = settings.precompile
         self._idle = threading.Event()
         self._idle.set()
@@ -357,7 +358,7 @@ class Worker:
         check_known(settings, runner.backend)
         session = RecordedSession(
             runner, problem, settings, store,
-            self._ceilings.of(self.environment, runner.ceilings),
+            self._ceilings.of(self.environment, runner.ceilings), portfolio=self._settings.portfolio,
         )  # fmt: skip
         self._hold(session)
         if not session.stopped:

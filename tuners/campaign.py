@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from backends.errors import InvalidProblem, UnsupportedProblem
 from backends.outcome import Outcome
@@ -82,7 +83,7 @@ Event = Started | Measured | Finished | Skipped
 class Campaign:
     """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored.
     `shares`: seconds of measuring each problem, in place of the budget's. The largest expected savings come
-    first, and problems without a share are skipped."""
+    first, and problems without a share are skipped. `portfolio`: a file in place of the shipped one."""
 
     def __init__(
         self,
@@ -93,8 +94,10 @@ class Campaign:
         ceilings: CeilingsOf | None = None,
         limits: CampaignLimits | None = None,
         shares: CampaignShares | None = None,
+        portfolio: Path | None = None,
     ) -> None:
         check_known(settings, runner.backend)
+        self._portfolio = portfolio
         self.runner, self.problems, self.settings = runner, list(problems), settings
         self._limits, self._shares = limits or CampaignLimits(), shares
         self._store: SessionStore = store or MemoryStore()
@@ -140,7 +143,9 @@ class Campaign:
             if reason is not None:
                 yield Skipped(index, problem, reason)
                 continue
-            session = RecordedSession(self.runner, problem, settings, self._store, self._ceilings)
+            session = RecordedSession(
+                self.runner, problem, settings, self._store, self._ceilings, portfolio=self._portfolio
+            )
             stored = session.open()
             if stored.result is not None:
                 yield Finished(index, stored.result, replayed=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from backends.environment import Environment
+from backends.errors import ReadError
 from backends.problem import GemmProblem
 from backends.protocol import Backend, ProposingFamily
 from backends.solution import Solution
@@ -15,11 +17,19 @@ from tuners.strategies import PriorKnowledge, PriorResult
 from tuners.strategies.context import Model
 
 
-def known_of(problem: GemmProblem, runner: Runner, history: Sequence[PriorResult]) -> PriorKnowledge:
-    """What a search of the problem is told. Raises ReadError for a portfolio that cannot be read."""
-    shipped = portfolio_file.shipped()
-    portfolio = shipped.solutions(problem, runner.environment)
-    return PriorKnowledge(history, portfolio, models_of(problem, runner.backend, runner.environment))
+def known_of(
+    problem: GemmProblem, runner: Runner, history: Sequence[PriorResult], portfolio: Path | None = None
+) -> tuple[PriorKnowledge, list[str]]:
+    """What a search of the problem is told, and notes. `portfolio`: a file in place of the shipped one; a
+    search goes on without a file that cannot be read, and a note says so."""
+    members: Sequence[Solution] = ()
+    notes = []
+    try:
+        members = portfolio_file.chosen(portfolio).solutions(problem, runner.environment)
+    except ReadError as error:
+        notes.append(f"searched without a portfolio: {error}")
+    models = models_of(problem, runner.backend, runner.environment)
+    return PriorKnowledge(history, members, models), notes
 
 
 def models_of(problem: GemmProblem, backend: Backend, environment: Environment) -> Mapping[str, Model]:

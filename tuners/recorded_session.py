@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from backends.errors import DeviceLost, GemmtuneError, StorageError
 from backends.export_targets import ExportTarget
@@ -35,8 +36,9 @@ class RecordedSession:
         store: SessionStore,
         ceilings: CeilingsOf | None = None,
         targets: Sequence[ExportTarget] | None = None,
+        portfolio: Path | None = None,
     ) -> None:
-        self._targets = targets
+        self._targets, self._portfolio = targets, portfolio
         self._runner, self._store, self._ceilings = runner, store, ceilings
         self._spec = SessionSpec(problem, runner.environment, settings)
         self._session: Session | None = None
@@ -69,12 +71,14 @@ class RecordedSession:
         StorageError and DeviceLost propagate, because nothing more could be stored or measured."""
         begin, compiled = time.monotonic(), self._runner.compile_seconds
         bound_seconds, notes = self._bound_seconds()
+        problem = self._spec.problem
+        prior, of_prior = known_of(problem, self._runner, stored.history, self._portfolio)
         session = Session(
-            self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
+            self._runner, problem, self._spec.settings, stored.outcomes, stored.warm_start,
             targets=self._targets, bound_seconds=bound_seconds, winners=stored.winners,
-            prior=known_of(self._spec.problem, self._runner, stored.history), incumbent=stored.incumbent,
+            prior=prior, incumbent=stored.incumbent,
         )  # fmt: skip
-        session.notes += notes
+        session.notes += [*notes, *of_prior]
         self._session, error = session, None
         if self._stopped:
             session.stop()

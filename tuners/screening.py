@@ -64,8 +64,11 @@ class Screening:
             self._options.compile_wait_budgets * budget.seconds, self._options.compile_wait_seconds
         )
         self._patience_for_first = self._options.first_compile_wait_seconds
-        #: Screened candidates whose binaries were in the cache.
+        #: Screened candidates whose binaries were in the cache; the portfolio's members; how many of these
+        #: that are compiled were asked for.
         self._cached = 0
+        self._portfolio = frozenset(solution.id for solution in known.portfolio)
+        self._compiled_members = 0
         #: Seconds that a search with a warm cache waited for compilers, which count against its share.
         self._waited = 0.0
         self._took: list[float] = []
@@ -193,6 +196,8 @@ class Screening:
         begin = self._clock()
         self._runner.begin(self._task, asked)
         self._counts.compiling_seconds += self._clock() - begin
+        members = [solution for solution in asked if solution.id in self._portfolio]
+        self._compiled_members += sum(self._runner.cached(s) or not self._runner.ready(s) for s in members)
 
     def _next(self, reserved_from: float, limit: float) -> list[Solution]:
         """The candidates to screen next; empty if none is left that would be compiled in time."""
@@ -219,9 +224,14 @@ class Screening:
                     break
         return []
 
+    def _is_warm(self) -> bool:
+        """Whether the cache is warm: a portfolio may have fewer members for a problem than it takes else."""
+        enough = self._options.warm_candidates
+        return self._cached >= min(enough, self._compiled_members or enough)
+
     def _wait(self, limit: float) -> bool:
         """Waits for a compilation to end; False if the search's patience is at its end."""
-        first, warm = self._patience_for_first > 0, self._cached >= self._options.warm_candidates
+        first, warm = self._patience_for_first > 0, self._is_warm()
         beside = self._runner.backend.traits.compiles_beside
         left = self._patience_for_first if first else self._patience
         if warm:

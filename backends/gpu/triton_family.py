@@ -23,6 +23,7 @@ from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import LIBRARY, TritonFamily
 from backends.kernels.triton.framework_families import TritonBlockFp8
 from backends.kernels.triton.fused_moe import TritonFusedMoe
+from backends.kernels.triton.moe_untuned import kind_of
 from backends.kernels.triton.nvidia_prior import MODULE
 from backends.kernels.triton.oriented_gemm import OPERANDS
 from backends.operands import Operands, layouts
@@ -198,17 +199,19 @@ def block_fp8_baseline(problem: GemmProblem, environment: Environment) -> Baseli
 
 
 def fused_moe_baselines(problem: GemmProblem, environment: Environment) -> list[Baseline]:
-    """What vLLM and SGLang run for a layer of experts that nobody tuned: one configuration for at most as
-    many tokens as the device has experts, one for more. Rows alone do not tell which, so both are measured.
-    (What newer releases choose among is first in the family's list: a final of all would have little time for
-    each.) Empty where the kernel does not run the problem, or Triton is not there."""
+    """What vLLM runs for a layer of experts that nobody tuned: one configuration for at most as many tokens
+    as the device has experts, one for more. Rows alone do not tell which, so both are measured. Of 8-bit
+    floats with scales of blocks it is one for any number. (What newer releases and SGLang choose among is
+    first in the family's list: a final of all would have little time for each.) Empty where the kernel does
+    not run the problem, or Triton is not there."""
     family = TritonFusedMoe()
     if not environment.libraries.get(LIBRARY) or not family.supports(problem):
         return []
-    found = dict(zip(family.defaults(environment), ("few tokens", "many tokens"), strict=True))
+    found = family.defaults(environment, kind_of(problem))
+    words = (" for few tokens", " for many tokens") if len(found) > 1 else ("",)
     return [
-        Baseline(f"vLLM's default fused-MoE configuration for {words}", solution)
-        for solution, words in found.items()
+        Baseline(f"vLLM's default fused-MoE configuration{which}", solution)
+        for solution, which in zip(found, words, strict=True)
         if family.illegal(problem, solution, environment) is None
     ]
 

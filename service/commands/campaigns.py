@@ -34,6 +34,7 @@ from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
+from tuners.portfolio import file as portfolios
 from tuners.session_store import Result, SessionStore
 from tuners.tuning_settings import TuningSettings
 
@@ -84,7 +85,9 @@ class Done:
 
 def tune_here(settings: Settings, asked: Asked) -> Done:
     """Tunes on the first free device of the class. Raises UnknownDevice, AmbiguousDevice, DeviceError,
-    StorageError."""
+    StorageError, and ReadError for a portfolio of the settings that cannot be read."""
+    if settings.portfolio is not None:  # refused before anything is measured
+        portfolios.chosen(settings.portfolio)
     candidates = matching_devices(asked.device or settings.device, asked.index)
     policy = asked.policy(candidates[0].environment.vendor)
     with DeviceLock.first_free(locks_folder(settings), candidates) as lock:
@@ -123,7 +126,7 @@ def _tuned(
     with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
             runner, problems, tuning, store,
-            ceilings.of(runner.environment, runner.ceilings), limits, shares,
+            ceilings.of(runner.environment, runner.ceilings), limits, shares, settings.portfolio,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
         try:

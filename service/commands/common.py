@@ -204,7 +204,7 @@ def read_input(
     """Reads a file of problems with the options that were given; `experts` are those of expert_options().
     Raises ReadError for a file that cannot be read, InvalidProblem for an option that this file's format has
     no use for."""
-    told = {name: value for name, value in (experts or {}).items() if value is not None}
+    told: dict[str, Any] = {name: value for name, value in (experts or {}).items() if value is not None}
     options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused", **told)
     path = input_path(file)
     read = read_file(path, format_name, with_folder(path, options))

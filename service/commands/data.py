@@ -201,7 +201,7 @@ def import_file(
     """Store a file's problems, and what it claims or measured. Exit code 1: every line was rejected."""
     ladder, experts = token_counts(tokens), expert_options(ep, hidden_size, top_k)
     shown, file = file, input_path(file)
-    given = {name: value for name, value in experts.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in experts.items() if value is not None}
     options = ReadOptions(file.name, tp or 1, ladder, dtype, layers or "fused", **given)
     options = with_folder(file, options)
     waiting = None

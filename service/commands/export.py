@@ -138,6 +138,8 @@ def export(
         tell(f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
     for text, slugs in report.get("rests_on", {}).items():
         tell(f"{len(slugs)} written by {text}")
+    for reason, count in report.get("stale", {}).items():
+        tell(f"{count} written are stale ({reason}): tune again", "yellow")
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:

@@ -123,9 +123,10 @@ def precompile_kernels(
 
     if not portfolio:
         raise InvalidProblem("nothing to compile: give --portfolio")
-    chosen = files.shipped() if file is None else files.read(file)
+    settings = Settings()
+    chosen = files.chosen(file or settings.portfolio)
     items, notes = portfolios.items_for(chosen, portfolios.environments(arch or ()))
-    compiling = precompile(items, BinaryCache(Settings().cache_dir / "kernels"), jobs)
+    compiling = precompile(items, BinaryCache(settings.cache_dir / "kernels"), jobs)
     found = list(
         track(
             compiling, "compiling", len(items), console=err, transient=True,

@@ -65,12 +65,15 @@ def build(
 
 @portfolio.command()
 def show(
-    path: Annotated[Path | None, typer.Argument(help="A portfolio's file; default: the shipped one.")] = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A portfolio's file; default: GEMMTUNE_PORTFOLIO's or the shipped one."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a portfolio's groups: their members, the problems that they were built from, and where the times
     came from."""
-    found: Portfolio = file.shipped() if path is None else file.read(path)
+    found: Portfolio = file.chosen(path or Settings().portfolio)
     _tell(found.groups, as_json)
     for note in found.notes:
         tell(f"note: {note}", "yellow")

@@ -16,6 +16,14 @@ from service.settings import Settings
 from service.startup import open_database
 
 
+def _check_portfolio(settings: Settings) -> None:
+    """Refuses a portfolio of the settings that cannot be read, before a job is taken. Raises ReadError."""
+    if settings.portfolio is not None:
+        from tuners.portfolio import file  # noqa: PLC0415  (other commands need no portfolio)
+
+        file.chosen(settings.portfolio)
+
+
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (GEMMTUNE_HOST).")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (GEMMTUNE_PORT).")] = None,
@@ -61,6 +69,7 @@ def serve(
     }  # fmt: skip
     # Only what is set: whether a device is named matters.
     settings = Settings(**{**settings.model_dump(exclude_unset=True), **given})
+    _check_portfolio(settings)
     log_to_stderr(settings.log_json)
 
     def announce(url: str) -> None:
@@ -81,6 +90,7 @@ def worker(
     from service.worker import Worker  # noqa: PLC0415
 
     settings = Settings()
+    _check_portfolio(settings)
     log_to_stderr(settings.log_json)
     candidates = matching_devices(device or settings.device, index)
     lock = DeviceLock.first_free(locks_folder(settings), candidates)

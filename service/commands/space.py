@@ -16,6 +16,9 @@ from backends.registry import find_device
 from backends.wire import problem_from_wire, problem_to_wire
 from service import report
 from service.commands.common import Index, Json, OwnDevice, out, print_json
+from service.commands.grouping import Groups, Routing
+from service.commands.grouping import routing as routing_of
+from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
 from service.settings import Settings
 from tuners.space_sizes import SECONDS, SpaceSize, on_arch, on_device
 
@@ -25,9 +28,24 @@ def space(
     n: Annotated[int, typer.Option(help="Columns of the row-major output.")],
     k: Annotated[int, typer.Option(help="Length of the dot products.")],
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, fp64, int8, ...")] = "fp32",
+    dtype_b: DtypeB = None,
+    scale_b: ScaleB = None,
+    scale_dtype: ScaleDtype = None,
+    zero_b: ZeroB = None,
+    groups: Groups = None,
+    routing: Routing = None,
+    dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="Compute type, where it differs from the default.")
+    ] = None,
     trans_a: Annotated[bool, typer.Option("--trans-a", help="A is stored transposed.")] = False,
     trans_b: Annotated[bool, typer.Option("--trans-b", help="B is stored transposed (F.linear).")] = False,
     batch: Annotated[int | None, typer.Option(help="Strided batch.")] = None,
+    lda: Annotated[int | None, typer.Option(help="Leading dimension of A, elements.")] = None,
+    ldb: Annotated[int | None, typer.Option(help="Leading dimension of B, elements.")] = None,
+    ldc: Annotated[int | None, typer.Option(help="Leading dimension of the output, elements.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Scales C, which is added.")] = None,
+    epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     device: OwnDevice = None,
     index: Index = None,
     arch: Annotated[
@@ -43,8 +61,13 @@ def space(
 ) -> None:
     """Show how large the space of every family is for a problem: the combinations of its parameters, how many
     of them are legal, and how many are listed as candidates that a search tries first."""
-    given = {"m": m, "n": n, "k": k, "dtype": dtype, "batch": batch,
-             "trans_a": trans_a or None, "trans_b": trans_b or None}  # fmt: skip
+    given = {
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "batch": batch, "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb,
+        "ldc": ldc, "beta": beta, "epilogue": epilogue,
+        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
+        "routing": routing_of(routing),
+    }  # fmt: skip
     problem = problem_from_wire({name: value for name, value in given.items() if value is not None})
     notes: Sequence[str] = ()
     if arch is not None:

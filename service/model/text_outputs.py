@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.errors import StorageError
-from backends.grouping import TYPES
+from backends.grouping import SCALED_TYPES, TYPES
 from service.formats import WRITERS
 from service.formats.core.export import ExportOptions, ExportRefused, ExportRow
 from service.formats.tunableop.target import contradicts, parse_target, settle
@@ -158,12 +158,12 @@ def _block_fp8(format_name: str, package: str) -> Callable[[Request, Sequence[Ex
 def _check_moe(stack: str) -> Callable[[Request], None]:
     def check(request: Request) -> None:
         types = {item.problem.dtype_a for item in request.plan.problems}
-        if not types & {*TYPES}:
+        if not types & {*TYPES, *SCALED_TYPES}:
             said = [row.reason for row in request.plan.read.rejected if "routed experts" in row.reason]
             said += [f"its routed experts are {name}" for name in sorted(types)]
             raise ExportRefused(
-                f"{stack} reads fused-MoE configurations for routed experts of bf16 and fp16, and this model "
-                f"has none: {said[0] if said else 'its layers are dense'}"
+                f"{stack} reads fused-MoE configurations for routed experts of bf16, fp16 and e4m3, and this "
+                f"model has none: {said[0] if said else 'its layers are dense'}"
             )
         if request.fetch is not None:
             raise ExportRefused(

@@ -285,8 +285,8 @@ def test_no_other_family_takes_a_scaled_grouped_product(form: dict[str, Any], ba
     """Those that multiply 8-bit floats are for one matrix."""
     grouped, plain = problem_from_wire(form), problem_from_wire({**form, "groups": 0})
     made = {
-        "cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma"},
-        "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma"},
+        "cuda": {"torch-grouped", "grouped-ring", "grouped-wgmma", "triton-fused-moe"},
+        "hip": {"torch-grouped", "grouped-mfma", "grouped-wmma", "triton-fused-moe"},
     }.get(backend.name, set())
     environment = HERE[backend.name]
     for name, family in backend.families().items():

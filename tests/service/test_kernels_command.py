@@ -107,6 +107,23 @@ def test_the_sizes_of_spaces_for_an_architecture() -> None:
     assert row == ["gemv", "8,000", "not", "counted", str(rows["gemv"]["listed"])]
 
 
+@pytest.mark.parametrize(
+    ("options", "families"),
+    [
+        (("--dtype-b", "uint4", "--scale-b", "block_1x128"), {"dequant-gemv", "dequant-ring"}),
+        (("--groups", "8", "--routing", "uniform"), {"grouped-ring", "grouped-wgmma"}),
+        (("--epilogue", "bias_silu"), {"gemv", "gemv-persistent"}),
+    ],
+)
+def test_the_sizes_of_spaces_of_quantised_weights_groups_and_epilogues(
+    options: tuple[str, ...], families: set[str]
+) -> None:
+    found = answer("space", *DECODE_SIZES, *options, "--arch", "sm_90", "--seconds", "0")
+    rows = {row["family"]: row for row in found["families"]}
+    assert families <= rows.keys()
+    assert all(rows[name]["listed"] > 0 for name in families)
+
+
 @pytest.mark.process
 def test_the_sizes_of_spaces_on_this_machine() -> None:
     found = answer("space", *DECODE_SIZES, "--device", "cpu", "--seconds", "0.1")

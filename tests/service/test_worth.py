@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import models, tunings, workers, worth
+from db.calls import calls_by_problem, count_calls
 from db.engine import now, reading, writing
 from db.values import insert_new, put_problems
-from service import imports
+from service import exports, imports
+from service.formats import ReadOptions
 from service.freshness import Freshness
 from service.worth import worth_report
 from service.worth_text import COLUMNS, worth_text
@@ -31,6 +34,7 @@ from tests.db.samples import (
     store_session,
 )
 
+MODELS = Path("tests/data/models")
 #: Every sample has a default of 3 us; a win of this candidate has a speed-up of 3.
 WON = candidate(4)
 SCOPE = worth.Scope(CLASS, POLICY.id)
@@ -165,6 +169,27 @@ def test_counts_of_an_imported_capture_are_found(engine: Engine) -> None:
     assert calls == {item.problem.id: item.count for item in done.read.problems}
 
 
+def test_two_models_keep_the_layers_that_they_share(engine: Engine) -> None:
+    """Llama-3-8B and Mistral-7B have four layers of the same sizes: the second file takes none of the
+    first's, and the calls of both add up."""
+    names = ("llama-3-8b.json", "mistral-7b-v0.3.json")
+    for name in names:
+        with (MODELS / name).open("rb") as stream:
+            imports.import_file(engine, stream, name, options=ReadOptions(tokens=(1,)))
+    with reading(engine) as connection:
+        one, two = (worth.find_list(connection, name) for name in names)
+        assert one is not None
+        assert two is not None
+        layers = problem_from_wire({"m": 1, "n": 4096, "k": 14336, "dtype": "bf16", "trans_b": True})
+        counted = count_calls(connection, CLASS, [layers.id])
+        alone = [
+            {row.problem_id: row.calls for row in connection.execute(select(part))}
+            for part in (calls_by_problem(CLASS, one), calls_by_problem(CLASS, two))
+        ]
+    assert [calls[layers.id] for calls in alone] == [32, 32]
+    assert counted == {layers.id: 64}
+
+
 # ---- stale rows ----------------------------------------------------------------------------------
 
 
@@ -177,6 +202,14 @@ def test_rows_of_another_environment_are_stale_and_their_saving_is_told(filled: 
     assert [one["problem_id"] for one in found["stale"]["items"]] == [problem(16).id, problem(64).id]
     assert found["stale"]["saved_seconds"] == pytest.approx(10 * 2e-6)
     assert found["present_environments"] == [UPDATED.id]
+
+
+def test_an_export_tells_which_of_its_rows_are_stale(filled: Engine) -> None:
+    with writing(filled) as connection:
+        store_session(connection, start(problem(32), environment=UPDATED), WON)
+    made = exports.open_export(filled, "csv", exports.Selection(HERE.device_class, POLICY.id))
+    figures = made.whole_report().figures()
+    assert (figures["written"], figures["stale"]) == (3, {"blas 1 is now 2": 2})
 
 
 def test_what_is_present_is_what_live_workers_have(filled: Engine) -> None:

@@ -138,6 +138,22 @@ def test_with_a_warm_cache_the_search_waits_within_its_share_only() -> None:
     assert run.verdict is not None
 
 
+def test_a_small_portfolio_that_is_compiled_makes_the_cache_warm() -> None:
+    """Fewer members than a warm cache takes without a portfolio; libraries' need no compiler."""
+    kept = [f"c{number}" for number in range(3)]
+    waited = {}
+    for there in (kept, kept[:2]):
+        runner = Compiling([1e-3], {**{n: 1e9 for n in kept if n not in there}, "never": 1e9}, there)
+        known = PriorKnowledge(portfolio=tuple(solution(name) for name in (*kept, "library")))
+        names = ("base", "never", "library", *kept)
+        run = session(runner, names, budget=Budget(1.0), search=Search("guided"), prior=known)
+        assert set(screened(run)) == {"base", "library", *there}
+        waited[len(there)] = run.counts.compiling_seconds + run.counts.measuring_seconds
+        assert run.verdict is not None
+    assert waited[3] <= 1.05, "within the budget"
+    assert waited[2] > OPTIONS.compile_wait_seconds, "a member that is not compiled leaves the cache cold"
+
+
 def test_no_more_candidates_wait_for_compilers_than_may() -> None:
     """A space may be larger than compilers finish in a lifetime."""
     slow = {f"s{number}": 1e9 for number in range(500)}

@@ -76,10 +76,19 @@ def _problems(group: Group) -> list[GemmProblem]:
     return list(dict.fromkeys(problem for one in group.members for problem in one.problems))
 
 
-@lru_cache(maxsize=4)
 def shipped() -> Portfolio:
-    """The portfolio that is shipped; read once."""
-    return read(SHIPPED)
+    """The portfolio that is shipped; read once. Raises ReadError."""
+    return _once(SHIPPED)
+
+
+def chosen(path: Path | None) -> Portfolio:
+    """The portfolio of a file, read once, or the shipped one. Raises ReadError."""
+    return _once(SHIPPED if path is None else path)
+
+
+@lru_cache(maxsize=4)
+def _once(path: Path) -> Portfolio:
+    return read(path)
 
 
 def read(path: Path) -> Portfolio:

@@ -291,6 +291,10 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "block_scaled": ("a", "b", "d", "scale_a", "scale_b", "M", "N", "K", "lda", "ldb", "ldd"),
     "inductor_mm": ("a", "b", "d"),
     "fused_moe": ("a", "b", "d", "offsets", "M", "N", "K", "row_blocks", "lda", "ldb", "ldd", "stride_b"),
+    "fused_moe_scaled": (
+        "a", "b", "d", "offsets", "scale_a", "scale_b", "M", "N", "K", "row_blocks", "lda", "ldb", "ldd",
+        "stride_b",
+    ),
 }  # fmt: skip
 _EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A", "SCALE_B", "SCALE_D")
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
@@ -308,6 +312,9 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
     ),
     "fused_moe": ("GROUPS", "CAPACITY", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"),
+    "fused_moe_scaled": (
+        "GROUPS", "CAPACITY", "SCALED_N", "SCALED_K", "IMPRECISE", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
+    ),
 }  # fmt: skip
 
 

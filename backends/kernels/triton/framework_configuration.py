@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from backends.archs import GpuArch
-from backends.grouping import counts_of, draws_of
+from backends.grouping import counts_of, draws_of, scaled_blocks
 from backends.kernels.triton.configuration import (
     INSTRUCTION,
     MAIN,
@@ -19,6 +19,7 @@ from backends.kernels.triton.configuration import (
     request,
 )
 from backends.kernels.triton.description import Constant, Request
+from backends.kernels.triton.moe_untuned import MOST_PROMOTED
 from backends.kernels.triton.oriented_gemm import WIDEST, TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
@@ -75,7 +76,8 @@ class FrameworkConfig(TritonConfig):
         """The one request. Triton's own launcher, which the frameworks use, sees whether a number or an
         address is a multiple of 16, and no smaller unit."""
         options = {"num_warps": self.warps, "num_stages": self.stages, **dict(self.options)}
-        made = request(self.product, self.kernel, self.constants, options, arch)
+        constants = {**self.constants, "IMPRECISE": self._imprecise(arch)}
+        made = request(self.product, self.kernel, constants, options, arch)
         known = {name: unit for name, unit in made.divisibility.items() if unit == WIDEST}
         return {MAIN: replace(made, divisibility=known)}
 
@@ -155,6 +157,28 @@ class FusedMoeConfig(FrameworkConfig):
         """See FrameworkConfig."""
         found = {**self.product.arguments(pointers, scalars), "row_blocks": self.row_blocks}
         return [found[name] for name in PARAMETERS[self.kernel]]
+
+
+@dataclass(frozen=True)
+class ScaledMoeConfig(FusedMoeConfig):
+    """The same of 8-bit floats with scales of blocks or of rows. With scales of blocks a step's sums are held
+    beside the total, as in BlockScaledConfig."""
+
+    kernel: ClassVar[str] = "fused_moe_scaled"
+    halves_a_sum: ClassVar[int] = 3
+
+    def spills(self, arch: GpuArch) -> bool:
+        """See FrameworkConfig. NVIDIA's compiler holds sums twice, as a step adds them up and in total."""
+        if arch.vendor == "cuda":
+            return self.block_m * self.block_n > MOST_PROMOTED * arch.warp * self.warps
+        return super().spills(arch)
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """The sides of a block of scales; 0 for scales of rows."""
+        blocks = scaled_blocks(self.product.problem)
+        side, depth = BLOCKS["block_128x128"] if blocks else (0, 0)
+        return {**super().constants, "SCALED_N": side, "SCALED_K": depth}
 
 
 @dataclass(frozen=True)

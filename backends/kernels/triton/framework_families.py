@@ -146,19 +146,7 @@ class TritonBlockFp8(FrameworkFamily):
 
     def unsupported_arch(self, problem: GemmProblem, environment: Environment) -> str | None:
         """See TritonFamily."""
-        p, arch = problem, environment.arch
-        if environment.vendor == "hip":
-            kinds = [kind for start, kind in _FP8_OF.items() if arch.startswith(start)]
-            if kinds == [p.dtype_a]:
-                return None
-            return f"{arch} does not multiply {p.dtype_a}: " + (
-                f"the frameworks use {kinds[0]} there" if kinds else f"{', '.join(_FP8_OF)} have 8-bit floats"
-            )
-        if environment.vendor != "cuda" or capability(environment) < OLDEST_FP8:
-            return f"8-bit floats are multiplied from sm_{OLDEST_FP8} on, not by {arch}"
-        return (
-            None if p.dtype_a == "fp8_e4m3" else f"{p.dtype_a} is a format of AMD's gfx942, not of {arch}'s"
-        )
+        return unsupported_fp8(problem, environment)
 
 
 class TritonInductorMm(FrameworkFamily):
@@ -203,6 +191,22 @@ def unsupported_halves(environment: Environment) -> str | None:
     if environment.vendor != "cuda" or capability(environment) < OLDEST:
         return _not_compiled((f"sm_{OLDEST} and later",), environment)
     return None
+
+
+def unsupported_fp8(p: GemmProblem, environment: Environment) -> str | None:
+    """Why the device's architecture, or the frameworks on it, do not multiply the problem's 8-bit floats, or
+    None."""
+    arch = environment.arch
+    if environment.vendor == "hip":
+        kinds = [kind for start, kind in _FP8_OF.items() if arch.startswith(start)]
+        if kinds == [p.dtype_a]:
+            return None
+        return f"{arch} does not multiply {p.dtype_a}: " + (
+            f"the frameworks use {kinds[0]} there" if kinds else f"{', '.join(_FP8_OF)} have 8-bit floats"
+        )
+    if environment.vendor != "cuda" or capability(environment) < OLDEST_FP8:
+        return f"8-bit floats are multiplied from sm_{OLDEST_FP8} on, not by {arch}"
+    return None if p.dtype_a == "fp8_e4m3" else f"{p.dtype_a} is a format of AMD's gfx942, not of {arch}'s"
 
 
 def _not_compiled(known: Sequence[str], environment: Environment) -> str:

@@ -165,3 +165,56 @@ def fused_moe(
         total.to(d.dtype.element_ty),
         mask=rows[:, None] & (rn < N)[None, :],
     )
+
+
+@triton.jit
+def fused_moe_scaled(
+    a, b, d, offsets, scale_a, scale_b, M, N, K, row_blocks, lda, ldb, ldd, stride_b,
+    GROUPS: tl.constexpr, CAPACITY: tl.constexpr, SCALED_N: tl.constexpr, SCALED_K: tl.constexpr,
+    IMPRECISE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """fused_moe() of 8-bit floats with scales in single precision, as vLLM multiplies them (fp8_w8a8). With
+    SCALED_K, A has one scale for SCALED_K elements of a row and B one for SCALED_K x SCALED_N: the product of
+    a step along k, which lies within one block of scales, is scaled and added in single precision. Else A has
+    one scale for a row and B one for a column, which multiply the sums. The frameworks' kernel then keeps the
+    sums of all of k in Hopper's narrow accumulator; this one promotes them every IMPRECISE elements, since
+    sums of grouped products are added in single precision."""
+    block, column = banded_tile(row_blocks, N, 1, BLOCK_N, GROUP_M)
+    group, first, end = rows_of_block(offsets, M, block, GROUPS, CAPACITY, BLOCK_M)
+    if first >= end:
+        return
+    rm = first + tl.arange(0, BLOCK_M).to(tl.int64)
+    rn = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    from_n = rn.to(tl.int64) % N
+    rk = tl.arange(0, BLOCK_K)
+    rows = rm < end
+    at_a = a + rm[:, None] * lda + rk[None, :]
+    at_b = b + group.to(tl.int64) * stride_b + rk[:, None] + from_n[None, :] * ldb
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if SCALED_K > 0:
+        blocks = tl.cdiv(K, SCALED_K)
+        at_scale_a = scale_a + rm * blocks
+        at_scale_b = scale_b + (group.to(tl.int64) * tl.cdiv(N, SCALED_N) + from_n // SCALED_N) * blocks
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        left = K - step * BLOCK_K
+        part_a = tl.load(at_a, mask=rows[:, None] & (rk[None, :] < left), other=0.0)
+        part_b = tl.load(at_b, mask=rk[:, None] < left, other=0.0)
+        if SCALED_K > 0:
+            along = step * BLOCK_K // SCALED_K
+            by_row = tl.load(at_scale_a + along, mask=rows, other=0.0)
+            by_column = tl.load(at_scale_b + along)
+            total += tl.dot(part_a, part_b) * by_row[:, None] * by_column[None, :]
+        else:
+            total = tl.dot(part_a, part_b, total, max_num_imprecise_acc=IMPRECISE)
+        at_a += BLOCK_K
+        at_b += BLOCK_K
+    if SCALED_K == 0:
+        by_row = tl.load(scale_a + rm, mask=rows, other=0.0)
+        by_column = tl.load(scale_b + group.to(tl.int64) * N + from_n)
+        total = total * by_row[:, None] * by_column[None, :]
+    tl.store(
+        d + rm[:, None] * ldd + rn[None, :],
+        total.to(d.dtype.element_ty),
+        mask=rows[:, None] & (rn < N)[None, :],
+    )

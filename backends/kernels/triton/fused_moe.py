@@ -1,7 +1,7 @@
 """Grouped products by the parameters of vLLM's and SGLang's fused mixture of experts, so that a measured
-configuration can be written into their files. Both products of a layer (gate and up, then down) run one
-configuration there: the candidates of a problem are therefore half such that depend on the rows alone, which
-both products measure."""
+configuration can be written into their files. Operands are of 16 bits, or 8-bit floats with scales. Both
+products of a layer (gate and up, then down) run one configuration there: the candidates of a problem are
+therefore half such that depend on the rows alone, which both products measure."""
 
 from __future__ import annotations
 
@@ -9,49 +9,65 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, product, zip_longest
 from typing import ClassVar
 
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.grouping import active_groups
+from backends.kernels.legality import arch_of
 from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.family import Values, holds, launches
-from backends.kernels.triton.framework_configuration import ExpectedMoeConfig, FusedMoeConfig
+from backends.kernels.triton.framework_configuration import (
+    ExpectedMoeConfig,
+    FrameworkConfig,
+    FusedMoeConfig,
+    ScaledMoeConfig,
+)
 from backends.kernels.triton.framework_families import (
     GROUPS,
     SIDES,
     STAGES,
     WARPS,
     FrameworkFamily,
+    unsupported_fp8,
     unsupported_halves,
 )
 from backends.kernels.triton.legality import MOST_SIZE
+from backends.kernels.triton.moe_untuned import (
+    BLOCK_SCALES,
+    HALVES,
+    VLLM,
+    Row,
+    earlier,
+    kind_of,
+    newer,
+    sglangs,
+    untuned,
+)
 from backends.problem import GemmProblem
+from backends.problem_rules import BLOCKS
 from backends.solution import Parameter, Solution
 
-#: What vLLM runs without a file for the layer and the device (get_default_config), by whether a call has at
-#: most as many tokens as the device has experts. It names neither warps nor stages: Triton's defaults.
-_FEW, _MANY = (16, 32, 64, 1), (64, 64, 32, 8)
-_WARPS, _STAGES = 4, {"cuda": 3, "hip": 2}
-#: The same of newer releases: rows by the most tokens of a call (None: any number), warps and stages. AMD's
-#: stages are those above.
-_NEWER: tuple[tuple[int | None, tuple[int, int, int, int, int]], ...] = (
-    (32, (16, 64, 128, 4, 4)), (64, (32, 64, 128, 4, 3)), (96, (32, 128, 64, 4, 3)),
-    (128, (64, 128, 64, 4, 3)), (512, (64, 128, 64, 8, 3)), (None, (128, 128, 64, 8, 3)),
-)  # fmt: skip
-#: Beyond so many tokens an expert they have bands of so many rows of tiles.
-_BANDED, _NEWER_BAND = 128, 16
 #: Experts of a token in published models, by which rows may be those of so many tokens.
 _TOP_K = (1, 2, 4, 6, 8, 10)
-#: Columns and steps along k of the configurations that both products measure; warps and stages by vendor.
-_SHARED_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
+#: Columns and steps along k of the configurations that both products measure, of 16 bits and of 8; warps and
+#: stages by vendor.
+_SHARED_TILES = {
+    2: ((64, 64), (128, 64), (64, 128), (128, 128)),
+    1: ((64, 128), (128, 128), (128, 64), (256, 128)),
+}
 _SHARED_LAUNCHES = {"cuda": ((4, 3), (4, 4), (8, 4)), "hip": ((4, 2), (8, 2))}
 #: Rows of tiles in a band where a group has several blocks of rows.
 _BAND = 8
 #: Sides of blocks of rows that are tried.
 _MOST_SIDES = 3
+#: Elements of k that share a scale. The kernel applies one scale a step, so a step may not span two.
+_SCALED_K = BLOCKS["block_128x128"][1]
+#: Outputs of products with scales: the frameworks store the model's own type.
+_SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 
 
 class TritonFusedMoe(FrameworkFamily):
-    """Grouped products of 16-bit floats by the parameters of vLLM's and SGLang's fused mixture of experts:
-    measured configurations can be written into their files."""
+    """Grouped products of 16-bit floats, or of e4m3 with scales of blocks or rows, by the parameters of
+    vLLM's and SGLang's fused mixture of experts: measured configurations can be written into their files."""
 
     name = "triton-fused-moe"
     names: ClassVar[Mapping[str, str]] = {
@@ -66,53 +82,57 @@ class TritonFusedMoe(FrameworkFamily):
     group = _BAND
     first = ()
 
-    def defaults(self, environment: Environment) -> tuple[Solution, Solution]:
-        """What vLLM runs untuned: for at most as many tokens as the device has experts, and for more."""
-        return self._untuned(_FEW, environment), self._untuned(_MANY, environment)
+    def config(self, problem: GemmProblem, parameters: Mapping[str, Parameter]) -> FrameworkConfig:
+        """See TritonFamily."""
+        own = {theirs: ours for ours, theirs in self.names.items()}
+        values = {own.get(name, name): value for name, value in parameters.items()}
+        return (FusedMoeConfig if kind_of(problem) == HALVES else ScaledMoeConfig).of(problem, values)
 
-    def untuned(self, tokens: int, experts: int, environment: Environment) -> tuple[Solution, Solution]:
-        """What vLLM runs untuned for so many tokens and experts on a device: by earlier releases, and by
-        newer ones."""
-        few, many = self.defaults(environment)
-        return (few if tokens <= experts else many), self._newer(tokens, experts, environment)
+    def defaults(self, environment: Environment, kind: str = HALVES) -> tuple[Solution, ...]:
+        """What vLLM runs untuned: for at most as many tokens as the device has experts, and for more; of
+        scales of blocks one for any number. `kind`: one of moe_untuned.KINDS."""
+        return self._rows(earlier(environment.vendor, kind), environment)
 
-    def newer_defaults(self, problem: GemmProblem, environment: Environment) -> tuple[Solution, ...]:
-        """What newer releases run untuned for the numbers of tokens that the rows may be of."""
+    def untuned(
+        self, tokens: int, experts: int, environment: Environment, kind: str = HALVES, framework: str = VLLM
+    ) -> tuple[Solution, ...]:
+        """What a framework runs untuned for so many tokens and experts on a device, by release."""
+        return self._rows(untuned(framework, tokens, experts, environment.vendor, kind), environment)
+
+    def all_untuned(self, problem: GemmProblem, environment: Environment) -> tuple[Solution, ...]:
+        """What the frameworks' releases run untuned for the numbers of tokens that the rows may be of; the
+        defaults first."""
+        kind, vendor = kind_of(problem), environment.vendor
         tokens = (-(-problem.n // top_k) for top_k in _TOP_K)
-        return tuple(dict.fromkeys(self._newer(one, problem.groups, environment) for one in tokens))
+        of_newer = (newer(one, problem.groups, vendor, kind) for one in tokens)
+        rows = (*earlier(vendor, kind), *of_newer, *sglangs(vendor, kind))
+        return self._rows(dict.fromkeys(rows), environment)
 
-    def _newer(self, tokens: int, experts: int, environment: Environment) -> Solution:
-        of = next(row for most, row in _NEWER if most is None or tokens <= most)
-        bm, bn, bk, warps, stages = of
-        band = _NEWER_BAND if tokens // experts > _BANDED else 1
-        stages = _STAGES["hip"] if environment.vendor == "hip" else stages
-        return self.solution(
-            dict(zip(self.choices, (bm, bn, bk, band, warps, stages), strict=True)), environment
-        )
-
-    def _untuned(self, row: tuple[int, ...], environment: Environment) -> Solution:
-        values = (*row, _WARPS, _STAGES.get(environment.vendor, _STAGES["cuda"]))
-        return self.solution(dict(zip(self.choices, values, strict=True)), environment)
+    def _rows(self, rows: Iterable[Row], environment: Environment) -> tuple[Solution, ...]:
+        return tuple(self.solution(dict(zip(self.choices, row, strict=True)), environment) for row in rows)
 
     def firsts(self, problem: GemmProblem, environment: Environment) -> Iterable[tuple[Parameter, ...]]:
-        """vLLM's own configurations, then those that depend on the rows and the groups alone."""
-        for solution in (*self.defaults(environment), *self.newer_defaults(problem, environment)):
-            yield tuple(solution.parameters[name] for name in self.choices)
-        for (bn, bk), (warps, stages) in product(_SHARED_TILES, _SHARED_LAUNCHES[environment.vendor]):
+        """The configurations that depend on the rows and the groups alone."""
+        tiles = _SHARED_TILES[DTYPES[problem.dtype_a].bytes]
+        for (bn, bk), (warps, stages) in product(tiles, _SHARED_LAUNCHES[environment.vendor]):
             for bm in _sides(problem)[:2]:
-                yield bm, bn, bk, _band(problem, bm), warps, stages
+                row = bm, bn, bk, _band(problem, bm), warps, stages
+                one = self.config(problem, dict(zip(self.choices, row, strict=True)))
+                if kind_of(problem) == HALVES or not one.spills(arch_of(environment)):
+                    yield row
 
     def _solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
-        """The firsts and what the model estimates for this product, alternating."""
+        """What the frameworks run untuned; then the firsts and what the model estimates for this product,
+        alternating."""
         firsts = [
             self.solution(dict(zip(self.choices, row, strict=True)), environment)
             for row in self.firsts(problem, environment)
         ]
         estimated = [self._named(values, environment) for values in self._estimated(problem, environment)]
-        heads = 2 + len(self.newer_defaults(problem, environment))
-        turns = zip_longest(firsts[heads:], estimated)
-        listed = [*firsts[:heads], *(one for pair in turns for one in pair if one is not None)]
-        legal = (one for one in dict.fromkeys(listed) if self.illegal(problem, one, environment) is None)
+        pairs = zip_longest(firsts, estimated)
+        rest = (one for pair in pairs for one in pair if one is not None)
+        listed = dict.fromkeys((*self.all_untuned(problem, environment), *rest))
+        legal = (one for one in listed if self.illegal(problem, one, environment) is None)
         yield from islice(legal, self.most)
 
     def proposed(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
@@ -120,9 +140,13 @@ class TritonFusedMoe(FrameworkFamily):
         yield from ()
 
     def _worth_trying(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
-        """Tiles for the rows of a group, whose pipeline stages fit shared memory."""
+        """Tiles for the rows of a group, whose pipeline stages fit shared memory. Of scaled products none
+        that is likely to spill registers."""
+        scaled = kind_of(problem) != HALVES
         for bm, bn, bk in product(_sides(problem), (32, 64, 128, 256), (32, 64, 128, 256)):
             if (bn > 32 and bn >= 2 * problem.m) or (bk > 32 and bk >= 2 * problem.k):
+                continue
+            if _spans(problem, bk) is not None:
                 continue
             for warps, stages, extra in launches(bm, bn, environment):
                 values: Values = {
@@ -130,18 +154,27 @@ class TritonFusedMoe(FrameworkFamily):
                     "num_warps": warps, "num_stages": stages, "swap": False, **extra,
                 }  # fmt: skip
                 one = TritonConfig.of(problem, values)
-                if holds(one, environment) and stages <= max(2, one.steps):
+                if not holds(one, environment) or stages > max(2, one.steps):
+                    continue
+                if not scaled or not ScaledMoeConfig.of(problem, values).spills(arch_of(environment)):
                     yield values
 
     def _expected(self, problem: GemmProblem, values: Values) -> TritonConfig:
         return ExpectedMoeConfig.of(problem, values)
 
     def unsupported(self, problem: GemmProblem) -> str | None:
-        """A grouped product (grouping.py has its rules) with a D of the operands' type."""
+        """A grouped product (grouping.py has its rules) of 16-bit floats with a D of their type, or of 8-bit
+        floats with scales."""
         p = problem
         if p.groups == 0:
             return "the fused mixture of experts multiplies rows of groups; this is a product of one matrix"
-        if p.dtype_d != p.dtype_a:
+        if p.weight_only:
+            return f"the fused mixture of experts multiplies weights of the rows' type, not {p.dtype_a}"
+        if kind_of(p) != HALVES:
+            if p.dtype_d not in _SCALED_OUTPUTS:
+                known = ", ".join(_SCALED_OUTPUTS)
+                return f"the fused mixture of experts has a D of {known} for {p.dtype_a}, not {p.dtype_d}"
+        elif p.dtype_d != p.dtype_a:
             return f"the fused mixture of experts has a D of its operands' {p.dtype_a}, not {p.dtype_d}"
         if max(p.m, p.n, p.k) > MOST_SIZE:
             return f"sizes up to {MOST_SIZE}, not {p.m} x {p.n} x {p.k}"
@@ -149,7 +182,27 @@ class TritonFusedMoe(FrameworkFamily):
 
     def unsupported_arch(self, problem: GemmProblem, environment: Environment) -> str | None:
         """See TritonFamily."""
-        return unsupported_halves(environment)
+        if kind_of(problem) == HALVES:
+            return unsupported_halves(environment)
+        return unsupported_fp8(problem, environment)
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """See TritonFamily."""
+        rule = super().illegal(problem, solution, environment)
+        return rule or _spans(problem, int(solution.parameters["BLOCK_SIZE_K"] or 0))
+
+    def _member(self, problem: GemmProblem, environment: Environment, values: Values) -> Solution | None:
+        """See TritonFamily."""
+        if _spans(problem, int(values["BLOCK_SIZE_K"] or 0)) is not None:
+            return None
+        return super()._member(problem, environment, values)
+
+
+def _spans(p: GemmProblem, step: int) -> str | None:
+    """The rule that a step along k of so many elements breaks, or None."""
+    if kind_of(p) != BLOCK_SCALES or step <= _SCALED_K:
+        return None
+    return f"BLOCK_SIZE_K {step} spans blocks of scales: a step has one scale, so it must divide {_SCALED_K}"
 
 
 def _sides(p: GemmProblem) -> list[int]:

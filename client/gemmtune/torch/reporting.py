@@ -86,13 +86,15 @@ class Report:
     tables in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts
     them. `wrong_ends`: ends of groups that rows read though they were negative, beyond the rows or before
     the end of the group before; rows of such groups are wrong, and no other memory is touched. `layers`:
-    layers of experts that ran without products, those called most often first."""
+    layers of experts that ran without products, those called most often first. `foreign_ids`: ids of experts
+    that moe() left out because its layer has fewer experts."""
 
     lines: tuple[Line, ...]
     memory: Memory
     path: str
     wrong_ends: int = 0
     layers: tuple[LayerLine, ...] = ()
+    foreign_ids: int = 0
 
     @property
     def hits(self) -> int:
@@ -120,6 +122,11 @@ class Report:
         if self.wrong_ends:
             what = "negative, beyond the rows, or before the end of the group before"
             tail.append(f"{self.wrong_ends} ends of groups were wrong ({what}): look at what makes offs")
+        if self.foreign_ids:
+            tail.append(
+                f"{self.foreign_ids} ids named no expert of their layer and were left out: other devices' "
+                "experts, or a router that is wrong"
+            )
         return "\n".join([head, *rows, *tail])
 
 
@@ -131,7 +138,7 @@ class Count:
         self._calls: Counter[tuple[AnyProduct, Any]] = Counter()
         self._layers: Counter[FewTokens] = Counter()
         ends.prepare()
-        self._wrong_before = ends.counted()
+        self._ends_before, self._ids_before = ends.counted()
 
     def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """See Watcher."""
@@ -149,9 +156,12 @@ class Count:
             calls, counted = dict(self._calls), self._layers.most_common()
         lines = [_line(product, row, count) for (product, row), count in calls.items()]
         ordered = sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))
-        wrong = ends.counted() - self._wrong_before
+        wrong, foreign = ends.counted()
         layers = tuple(LayerLine(*one, count) for one, count in counted)
-        return Report(tuple(ordered), memory(), extension.path_in_use(), wrong, layers)
+        return Report(
+            tuple(ordered), memory(), extension.path_in_use(), wrong - self._ends_before, layers,
+            foreign - self._ids_before,
+        )  # fmt: skip
 
 
 def memory() -> Memory:

@@ -25,7 +25,7 @@ from typing import ClassVar
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
 from service.formats.aiter import problem as calls
-from service.formats.aiter.problem import A8W8, A8W8_BATCHED, BATCHED, BF16, BLOCKSCALE, SHUFFLED, Told
+from service.formats.aiter.problem import A8W8, A8W8_BATCHED, BATCHED, BF16, BLOCKSCALE, Told
 from service.formats.core.base import (
     DEFAULTS,
     Declaration,
@@ -63,7 +63,7 @@ class AiterLog:
     """The format's entry in the registry."""
 
     name: str = "aiter-log"
-    declares: ClassVar[Declaration] = Declaration("hip", options=("file_name", "dtype"))
+    declares: ClassVar[Declaration] = Declaration("hip", options=("file_name", "dtype", "arch"))
     description: str = "AITER's log of shapes without a tuned config, AITER_LOG_LEVEL=INFO (its default)"
     example: str = (
         "[aiter] shape is M:16, N:14336, K:4096 dtype='torch.bfloat16' otype='torch.bfloat16' bias=False, "
@@ -81,8 +81,8 @@ class AiterLog:
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
         """Yields every miss's problem, without a key, since the problem records all of it. Skips other lines.
-        options.dtype is the 8-bit float of lines that do not name it."""
-        told = Told(dtype=options.dtype)
+        options.dtype is the 8-bit float of lines that do not name it, or that of options.arch is."""
+        told = Told(dtype=options.dtype, arch=options.arch)
         known: dict[str, GemmProblem] = {}
         for decoded in decode_lines(lines):
             if isinstance(decoded, Rejected):
@@ -138,20 +138,26 @@ def parse_line(text: str, told: Told) -> GemmProblem:
         kind = "int8"
     else:
         kind = told.fp8
-    return (calls.rowwise if family == A8W8 else calls.blockwise)(m, n, k, kind)
+    return calls.call_of(family, kind)(m, n, k)
 
 
 def _bf16(sizes: tuple[int, int, int], found: re.Match[str], told: Told) -> GemmProblem:
     bias, scaled = calls.flag(found[3], "bias"), calls.flag(found[4], "scaleAB")
-    if found[5] is not None and calls.flag(found[5], "bpreshuffle"):
-        calls.check_expressible(SHUFFLED)
+    if found[5] is not None:
+        calls.flag(found[5], "bpreshuffle")  # the same product, whose kernel takes shuffled weights
     return calls.plain(*sizes, told.type(found[1], "dtype"), told.type(found[2], "otype"), bias, scaled)
+
+
+#: The families whose tables a log names.
+_LOGGED = (
+    A8W8, BLOCKSCALE, *calls.SHUFFLED, calls.ASM, calls.A4W4, BATCHED, A8W8_BATCHED, calls.MXSCALE,
+)  # fmt: skip
 
 
 def _family(said: str, table: str, in_batches: bool) -> str:
     """The operator's family, from the table that it looked into. Raises BadLineError."""
     if table == "ASMGEMM":
-        return SHUFFLED
+        return calls.ASM
     if table == "CKGEMM or asmGEMM":
         return calls.A4W4
     if table == "CKGEMM":
@@ -161,7 +167,7 @@ def _family(said: str, table: str, in_batches: bool) -> str:
     family = calls.named_family(table)
     if family == BF16:
         raise BadLineError("the line says no types: AITER's bf16 log says them from 2025-11 on")
-    if family not in (A8W8, BLOCKSCALE, SHUFFLED, calls.A4W4, BATCHED, A8W8_BATCHED, calls.MXSCALE):
+    if family is None or family not in _LOGGED:
         raise BadLineError(
             f"the table {quote(table)} does not say of which operator it is: only names such as "
             "a8w8_blockscale_tuned_gemm.csv do"

@@ -10,10 +10,13 @@ and its operators default to it.
     a8w8_blockscale  8-bit floats, an fp32 scale per 1 x 128 block of x and per 128 x 128 block of w
     bf16_batched     x[B,M,K] and w[B,N,K] in bf16
 
-Not expressible here, and so rejected row by row: weights that are shuffled in memory (bpreshuffle: another
-layout of B, not another way to read a plain one), 4-bit floats (a4w4), batched a8w8 (it has scales per row of
-each batch) and its mxscale form, and scaleAB (scales per tensor or per row, of x or w or both: the column
-does not say which).
+Weights that are shuffled in memory beforehand (bpreshuffle) are the same products: a8w8_bpreshuffle is that
+of a8w8, a8w8_blockscale_bpreshuffle that of a8w8_blockscale, and a row of bf16 says it in a column. The
+layout belongs to the kernel, whose parameters have it.
+
+Not expressible here, and so rejected row by row: 4-bit floats (a4w4), batched a8w8 (it has scales per row of
+each batch) and its mxscale form, the older table asm_a8w8, and scaleAB (scales per tensor or per row, of x or
+w or both: the column does not say which).
 
 Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/batched_gemm_op_*.py,
 csrc/ck_gemm_a8w8*/, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu, aiter/utility/dtypes.py.
@@ -21,7 +24,7 @@ csrc/ck_gemm_a8w8*/, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,9 +33,11 @@ from backends.problem import GemmProblem, from_bmm, from_linear
 from service.formats.tunableop.signature import BadLineError, quote
 
 BF16, A8W8, BLOCKSCALE, BATCHED = "bf16", "a8w8", "a8w8_blockscale", "bf16_batched"
-SHUFFLED, A4W4, A8W8_BATCHED, MXSCALE = "bpreshuffle", "a4w4", "a8w8_batched", "mxscale"
+#: Families of weights that are shuffled in memory -> the family of the same products.
+SHUFFLED: Mapping[str, str] = {f"{family}_bpreshuffle": family for family in (A8W8, BLOCKSCALE)}
+A4W4, A8W8_BATCHED, MXSCALE, ASM = "a4w4", "a8w8_batched", "mxscale", "asm_a8w8"
 _NO_PROBLEM: Mapping[str, str] = {
-    SHUFFLED: "bpreshuffle: the weight is shuffled in memory, a layout that no problem here has",
+    ASM: "asm_a8w8: whether a bias is added, and of which type, is not said",
     A4W4: "a4w4: 4-bit floats are not supported",
     A8W8_BATCHED: "a8w8 in batches: it scales every batch apart, which no problem here does",
     MXSCALE: "mxscale: its scales and its layout are none that a problem here has",
@@ -42,10 +47,11 @@ _NAMED: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("moe",), None),
     (("a4w4",), A4W4),
     (("mxscale",), MXSCALE),
-    (("preshuf",), SHUFFLED),
-    (("asm_a8w8",), SHUFFLED),
+    (("asm_a8w8",), ASM),
     (("batched", "a8w8"), A8W8_BATCHED),
     (("batched", "bf16"), BATCHED),
+    (("a8w8", "blockscale", "preshuf"), f"{BLOCKSCALE}_bpreshuffle"),
+    (("a8w8", "preshuf"), f"{A8W8}_bpreshuffle"),
     (("a8w8", "blockscale"), BLOCKSCALE),
     (("a8w8",), A8W8),
     (("bf16",), BF16),
@@ -106,16 +112,20 @@ def family_of(kernel: str, named: str | None) -> str:
     said = next((family for start, family in _KERNELS if lower.startswith(start)), None)
     if "f4gemm" in lower or named == A4W4:
         return A4W4
-    if "preshuf" in lower or named == SHUFFLED:
-        return SHUFFLED
+    plain = SHUFFLED.get(named or "", named)
     if said is None and named is None:
         raise BadLineError(
             "the row does not say of which operator it is, and the file's name does not either; name it as "
             "AITER does, such as a8w8_blockscale_tuned_gemm.csv (plain fp32 shapes are read as csv)"
         )
-    if said is not None and named is not None and said != named:
+    if said is not None and plain is not None and said != plain:
         raise BadLineError(f"its kernel is one of {said}, but the file's name says {named}")
-    return said or named or ""
+    family = said or plain or ""
+    if "preshuf" in lower or named in SHUFFLED:
+        family = f"{family}_bpreshuffle"
+        if family not in SHUFFLED:
+            raise BadLineError(f"its kernel takes shuffled weights, but the file's name says {named}")
+    return family
 
 
 def check_expressible(family: str) -> None:
@@ -134,12 +144,13 @@ def flag(text: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Told:
-    """What is known about the device of a row: its arch ("": not given), its compute units (0: not given),
-    and the 8-bit float of the read options (None: not given)."""
+    """What is known about the device of a row: its arch ("": not given), its compute units (0: not given);
+    and of the read options the 8-bit float (None: not given) and the arch of the import's device."""
 
     gfx: str = ""
     units: int = 0
     dtype: str | None = None
+    arch: str = ""
 
     @property
     def fp8(self) -> str:
@@ -149,9 +160,11 @@ class Told:
             name = dtype(self.dtype).name
             found = name if name in (_OCP, _FNUZ) else None
         if found is None:
+            found = _FP8.get(self.arch)
+        if found is None:
             raise BadLineError(
-                f"nothing says which 8-bit float this is: give the dtype, {_FNUZ} on gfx942 and {_OCP} on "
-                "gfx950 and later"
+                "nothing says which 8-bit float this is: give the results' device, or the dtype, "
+                f"{_FNUZ} on gfx942 and {_OCP} on gfx950 and later"
             )
         return found
 
@@ -163,6 +176,12 @@ class Told:
         if found is None:
             raise BadLineError(f"{name} {quote(text)} is not supported; supported: {', '.join(_TYPES)}")
         return found
+
+
+def call_of(family: str, kind: str) -> Callable[[int, int, int], GemmProblem]:
+    """M, N, K -> the call of a family of 8-bit operands."""
+    problem = rowwise if SHUFFLED.get(family, family) == A8W8 else blockwise
+    return lambda m, n, k: problem(m, n, k, kind)
 
 
 # ---- calls: they raise BadLineError or InvalidProblem ----------------------------------------------

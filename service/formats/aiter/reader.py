@@ -9,10 +9,11 @@ families:
 
 - a8w8 (q_dtype_w; int8 without) has a scale a row of x and of w, a8w8_blockscale a scale a 1 x 128 block of x
   and a 128 x 128 block of w, bf16_batched (B) no scales; the output is bf16, which their tuners measure;
-- the kernel's name or the file's says which of them a row is of. The 8-bit float is that of the arch; for a
-  table that does not say it, give the dtype;
-- weights shuffled in memory (bpreshuffle), 4-bit floats (a4w4), a8w8 in batches and scaleAB, which does not
-  say what is scaled how, are no problems here: their rows are rejected.
+- the kernel's name or the file's says which of them a row is of. The 8-bit float is that of the arch, which
+  for a table that does not say it is that of the import's device; without both, give the dtype;
+- weights shuffled in memory (bpreshuffle) are the same products; the kernel's parameters have the layout;
+- 4-bit floats (a4w4), a8w8 in batches and scaleAB, which does not say what is scaled how, are no problems
+  here: their rows are rejected.
 
 Of a tuned row:
 
@@ -75,7 +76,7 @@ class AiterUntuned:
     """The format's entry in the registry."""
 
     name: str = "aiter-untuned"
-    declares: ClassVar[Declaration] = Declaration("hip", options=("file_name", "dtype"))
+    declares: ClassVar[Declaration] = Declaration("hip", options=("file_name", "dtype", "arch"))
     description: str = "AITER untuned GEMM table, AITER_TUNE_GEMM=1 (bf16_untuned_gemm.csv and its like)"
     example: str = (
         "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
@@ -92,7 +93,7 @@ class AiterUntuned:
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
         """Yields every row's problem, without a key, since the problem records all of it. options.file_name
-        says the operator and options.dtype the 8-bit float if the columns do not."""
+        says the operator, options.dtype or options.arch the 8-bit float if the columns do not."""
         return _Rows(tuned=False, options=options).read(lines)
 
 
@@ -105,7 +106,7 @@ class Aiter:
 
     name: str = "aiter"
     declares: ClassVar[Declaration] = Declaration(
-        "hip", {"rocblas": "hip", "hipblaslt": "hip"}, ("file_name", "dtype")
+        "hip", {"rocblas": "hip", "hipblaslt": "hip"}, ("file_name", "dtype", "arch")
     )
     description: str = (
         "AITER tuned GEMM table (*_tuned_gemm.csv); written: the bf16 one, AITER_CONFIG_GEMM_BF16"
@@ -126,7 +127,7 @@ class Aiter:
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
         """Yields every row's claim, with the key by which AITER looks it up. options.file_name says the
-        operator and options.dtype the 8-bit float if the columns do not."""
+        operator, options.dtype or options.arch the 8-bit float if the columns do not."""
         return _Rows(tuned=True, options=options).read(lines)
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
@@ -140,7 +141,7 @@ class _Rows:
 
     def __init__(self, tuned: bool, options: ReadOptions) -> None:
         self._tuned = tuned
-        self._dtype = options.dtype
+        self._dtype, self._arch = options.dtype, options.arch
         self._named = named_family(options.file_name)
         self._table: Table | None = None
         self._header = 0
@@ -186,7 +187,7 @@ class _Rows:
 
     def _row(self, number: int, text: str, table: Table) -> Entry:
         cells = table.cells(text)
-        call = table.call(cells, self._named, self._dtype)
+        call = table.call(cells, self._named, self._dtype, self._arch)
         sizes = table.sizes(cells)
         if not self._tuned:
             return Entry(number, call.problem(*sizes), "")
@@ -206,6 +207,7 @@ class _Rows:
             table.cell(cells, "solidx") or table.cell(cells, "kernelId"),
             table.cell(cells, "splitK"),
             table.cell(cells, "kernelName"),
+            call.shuffled,
         )
         told = call.told
         claim = Claim(solution, _seconds(table.cell(cells, "us")), arch=told.gfx, units=told.units)
@@ -214,14 +216,19 @@ class _Rows:
 
 
 @lru_cache(maxsize=4096)
-def _solution(libtype: str, column: str, index: str, split_k: str, kernel: str) -> Solution | None:
-    """The kernel of a row; None for the framework's own call. Raises BadLineError."""
+def _solution(
+    libtype: str, column: str, index: str, split_k: str, kernel: str, shuffled: bool
+) -> Solution | None:
+    """The kernel of a row; None for the framework's own call. One that takes shuffled weights is AITER's own
+    way to call its library, and its parameters say so. Raises BadLineError."""
     if libtype == "torch":
+        if shuffled:
+            raise BadLineError("torch multiplies no weights that are shuffled in memory")
         return None
     if _LIBTYPE.fullmatch(libtype) is None:
         raise BadLineError(f"libtype {quote(libtype)} is no name of a library or a kind of kernel")
     solidx = _index(index, column)
-    if libtype in _LIBRARIES:
+    if libtype in _LIBRARIES and not shuffled:
         if solidx is None or (libtype == "hipblaslt" and solidx < 0):
             raise BadLineError(
                 f"{column} {quote(index)} leaves the choice to {libtype}: it names no solution"
@@ -232,6 +239,8 @@ def _solution(libtype: str, column: str, index: str, split_k: str, kernel: str) 
         raise BadLineError(f"kernelName {quote(name)} is no kernel's name")
     split_k = "" if split_k in _EMPTY else split_k
     parameters = {column: solidx, "splitK": _index(split_k, "splitK"), "kernelName": name}
+    if shuffled:
+        parameters["bpreshuffle"] = True
     return Solution(f"aiter-{libtype}", 1, parameters)
 
 

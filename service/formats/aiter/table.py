@@ -48,7 +48,7 @@ _LONGEST, _REMEMBERED = 1024, 4096
 #: Columns -> the families whose tables share them.
 _SHARING = {
     "B,M,N,K": (BATCHED, A8W8_BATCHED, calls.MXSCALE),
-    "M,N,K": (A8W8, BLOCKSCALE, calls.SHUFFLED, calls.A4W4),
+    "M,N,K": (A8W8, BLOCKSCALE, *calls.SHUFFLED, calls.A4W4, calls.ASM),
 }
 
 
@@ -86,7 +86,8 @@ def kind_of(head: bytes) -> str | None:
 class Call:
     """What rows share that differ only in their sizes and kernels: what is known about the device (`told`),
     the function from sizes to the `problem`, and the text `before` and `after` the sizes in a key. `family`
-    and `kind` (the type of x) distinguish keys of equal text."""
+    and `kind` (the type of x) distinguish keys of equal text. `shuffled`: the kernel takes weights that were
+    shuffled in memory."""
 
     told: Told
     family: str
@@ -94,6 +95,7 @@ class Call:
     problem: Callable[..., GemmProblem]
     before: str = ""
     after: str = ""
+    shuffled: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Table:
         at = self.at
         if not self.plain:
             if "dtype" not in at and "bias" in at and "outdtype" in at:
-                raise BadLineError("columns of asm_a8w8_gemm.csv: its weights are shuffled in memory")
+                raise BadLineError("columns of asm_a8w8_gemm.csv, whose types are not said")
             missing = [name for name in ("bias", "dtype", "outdtype", "scaleAB") if name not in at]
             if missing:
                 raise BadLineError(
@@ -172,20 +174,20 @@ class Table:
         """[B,] M, N and K of a row. Raises BadLineError."""
         return [whole(cells[index], name) for name, index in self._sizes]
 
-    def call(self, cells: list[str], named: str | None, dtype: str | None) -> Call:
-        """A row's call without its sizes. `named` is the family according to the file's name, `dtype` that of
-        the read options. Raises BadLineError or InvalidProblem."""
+    def call(self, cells: list[str], named: str | None, dtype: str | None, arch: str = "") -> Call:
+        """A row's call without its sizes. `named` is the family according to the file's name; `dtype` and
+        `arch` are those of the read options. Raises BadLineError or InvalidProblem."""
         others = tuple(cells[index] for index in self._others)
         found = self._calls.get(others)
         if found is None:
             if len(self._calls) >= _REMEMBERED:
                 self._calls.clear()
-            told = self._told(cells, dtype)
+            told = self._told(cells, dtype, arch)
             found = self._shared(cells, named, told) if self.plain else self._bf16(cells, told)
             self._calls[others] = found
         return found
 
-    def _told(self, cells: list[str], dtype: str | None) -> Told:
+    def _told(self, cells: list[str], dtype: str | None, arch: str) -> Told:
         gfx, units = self.cell(cells, "gfx"), 0
         if "gfx" in self.at and _GFX.fullmatch(gfx) is None:
             raise BadLineError(f"gfx {quote(gfx)} is no arch such as gfx942")
@@ -193,7 +195,7 @@ class Table:
             units = whole(self.cell(cells, "cu_num"), "cu_num")
             if units >= 10**9:
                 raise BadLineError(f"cu_num {units} is no number of compute units")
-        return Told(gfx, units, dtype)
+        return Told(gfx, units, dtype, arch)
 
     def _shared(self, cells: list[str], named: str | None, told: Told) -> Call:
         """The call of a row whose columns several families share."""
@@ -209,22 +211,23 @@ class Table:
             kind = told.type(quantized, "q_dtype_w")
         else:  # without the column, a8w8 was int8 only
             kind = "int8" if family == A8W8 else told.fp8
-        problem = calls.rowwise if family == A8W8 else calls.blockwise
         after = f",{quantized}" if quantized else ""
-        return Call(told, family, kind, lambda m, n, k: problem(m, n, k, kind), _device(told), after)
+        shuffled = family in calls.SHUFFLED
+        return Call(told, family, kind, calls.call_of(family, kind), _device(told), after, shuffled)
 
     def _bf16(self, cells: list[str], told: Told) -> Call:
         bias, scaled = (calls.flag(self.cell(cells, name), name) for name in ("bias", "scaleAB"))
-        if "bpreshuffle" in self.at and calls.flag(self.cell(cells, "bpreshuffle"), "bpreshuffle"):
-            calls.check_expressible(calls.SHUFFLED)
+        shuffled = "bpreshuffle" in self.at and calls.flag(self.cell(cells, "bpreshuffle"), "bpreshuffle")
         texts = [self.cell(cells, name) for name in ("dtype", "outdtype")]
         kind, out = (told.type(text, name) for text, name in zip(texts, ("dtype", "outdtype"), strict=True))
-        after = f",{bias},{texts[0]},{texts[1]},{scaled}" + (",False" if "bpreshuffle" in self.at else "")
+        after = f",{bias},{texts[0]},{texts[1]},{scaled}" + (
+            f",{shuffled}" if "bpreshuffle" in self.at else ""
+        )
 
         def problem(m: int, n: int, k: int) -> GemmProblem:
             return calls.plain(m, n, k, kind, out, bias, scaled)
 
-        return Call(told, calls.BF16, kind, problem, _device(told), after)
+        return Call(told, calls.BF16, kind, problem, _device(told), after, shuffled)
 
 
 def _device(told: Told) -> str:

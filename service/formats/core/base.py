@@ -147,7 +147,8 @@ class ReadOptions:
     model's description, how the model is run: `tensor_parallel` devices share each layer, `tokens` are the
     numbers of rows of activations (batch x sequence), `dtype` is the type of weights and activations where it
     is not the description's own, and `layers` says which layers run as one GEMM (LAYERS). For AITER's files,
-    `dtype` is the 8-bit float of rows that do not name it. `expert_parallel` devices share the experts of
+    `dtype` is the 8-bit float of rows that do not name it, and `arch` that of the import's device, which says
+    it as well. `expert_parallel` devices share the experts of
     each layer whole; for names of layers of experts, which say neither, `hidden_size` is their inputs' size
     and `top_k` the experts of a token."""
 
@@ -160,6 +161,7 @@ class ReadOptions:
     expert_parallel: int = field(default=1, repr=False)
     hidden_size: int | None = field(default=None, repr=False)
     top_k: int | None = field(default=None, repr=False)
+    arch: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.expert_parallel <= 1024:
@@ -180,7 +182,7 @@ class ReadOptions:
         defaults add nothing to it."""
         given = {
             name: getattr(self, name)
-            for name in ("expert_parallel", "hidden_size", "top_k")
+            for name in ("expert_parallel", "hidden_size", "top_k", "arch")
             if name in used and getattr(self, name) != getattr(DEFAULTS, name)
         }
         return f"{self!r}{given or ''}"

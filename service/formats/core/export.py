@@ -94,7 +94,8 @@ class ExportRow:
     that is missing is known to have no candidate. `proven`: the solution was verified on five seeds.
     `models`: of a pre-tuned table's row, the layers that are its problem. `candidates`: those of the families
     that the writer compares (ComparesCandidates). `rests_on`: what shows a judgement that a writer derived
-    itself, from several rows; "" for a session's own.
+    itself, from several rows; "" for a session's own. `stale`: why what was measured may no longer hold, or
+    "".
     """
 
     problem: GemmProblem
@@ -120,6 +121,7 @@ class ExportRow:
     models: tuple[ModelLayer, ...] = ()
     candidates: tuple[MeasuredCandidate, ...] = ()
     rests_on: str = ""
+    stale: str = ""
 
     def of_target(self, name: str) -> ExportRow | None:
         """The row with a target's best candidate as its solution; None if the target has none."""
@@ -137,7 +139,7 @@ class ExportRow:
 class Gain:
     """What one row of a file is worth: its `ratio` (baseline time over time, 1 where the default stays), and
     that of the best kernel of our own for its problem (`bundle`). None for a row that no session judged.
-    `workspace_bytes` is what its solution needs; `rests_on` is ExportRow's."""
+    `workspace_bytes` is what its solution needs; `rests_on` and `stale` are ExportRow's."""
 
     problem: GemmProblem
     ratio: float | None
@@ -145,6 +147,7 @@ class Gain:
     proven: bool
     workspace_bytes: int
     rests_on: str = ""
+    stale: str = ""
 
     @classmethod
     def of(cls, row: ExportRow) -> Gain:
@@ -153,7 +156,8 @@ class Gain:
             return cls(row.problem, None, 1.0, True, row.solution.workspace_bytes)
         ratio = _ratio(row.judgement, row.speedup)
         workspace = row.solution.workspace_bytes
-        return cls(row.problem, ratio, _bundle_ratio(row), row.proven, workspace, row.rests_on)
+        bundle = _bundle_ratio(row)
+        return cls(row.problem, ratio, bundle, row.proven, workspace, row.rests_on, row.stale)
 
 
 def _ratio(judgement: str, speedup: Speedup | None) -> float:
@@ -203,7 +207,8 @@ class ExportReport:
 
     `tune_again` counts rows that are omitted because the file cannot name the winner and no session judged
     what it can name. `one_seed` counts written rows whose solution was verified on one seed only. `rests_on`
-    has the slugs of written rows by what shows a judgement that the writer derived from several rows.
+    has the slugs of written rows by what shows a judgement that the writer derived from several rows. `stale`
+    counts written rows by what has changed since they were measured.
     """
 
     written: int = 0
@@ -212,6 +217,7 @@ class ExportReport:
     tune_again: int = 0
     one_seed: int = 0
     rests_on: dict[str, list[str]] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
     #: Measured problems, and the sums of logarithms: of their best rows with a bundle alone and with both, of
     #: the written rows.
     _problems: int = 0
@@ -240,6 +246,9 @@ class ExportReport:
         self.one_seed += not gain.proven
         if gain.rests_on:
             self.rests_on.setdefault(gain.rests_on, []).append(gain.problem.slug)
+        if gain.stale:
+            reason = gain.stale if gain.stale in self.stale or len(self.stale) < MAX_REASONS else _OTHERS
+            self.stale[reason] = self.stale.get(reason, 0) + 1
         if gain.ratio is not None:
             self._judged += 1
             self._log_written += log(gain.ratio)
@@ -262,13 +271,14 @@ class ExportReport:
         }
 
     def figures(self) -> dict[str, Any]:
-        """to_dict(), and what the file is worth: {"gain", "tune_again", "one_seed", "rests_on"}."""
+        """to_dict(), and what the file is worth: {"gain", "tune_again", "one_seed", "rests_on", "stale"}."""
         return {
             **self.to_dict(),
             "gain": self.gain(),
             "tune_again": self.tune_again,
             "one_seed": self.one_seed,
             "rests_on": {text: list(slugs) for text, slugs in self.rests_on.items()},
+            "stale": dict(self.stale),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,10 +23,10 @@ many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the chec
 * Routed experts are two grouped products a layer, gate and up together, then down, of tokens *
   num_experts_per_tok rows with uniform routing. Their keys name the tokens, for an export that needs them.
   `expert_parallel` devices share them, whole ones each: a device then has its own experts' part of all rows.
-  Else `tensor_parallel` devices share each expert, as any MLP. Only experts of bf16, fp16 or fp8_e4m3 with
-  scales of blocks, without biases, and of 4-bit weights in groups of k are grouped products: others are left
-  out, as is what else is no single GEMM, and reported as a rejected line, once per kind. Biases of gpt-oss's
-  experts, which are MXFP4, are added to their rows afterwards.
+  Else `tensor_parallel` devices share each expert, as any MLP. Only experts of bf16, fp16 or 8-bit
+  floats with scales of blocks or rows, without biases, and of 4-bit weights in groups of k are grouped
+  products: others are left out, as is what else is no single GEMM, and reported as a rejected line, once per
+  kind. Biases of gpt-oss's experts, which are MXFP4, are added to their rows afterwards.
 
 A file that is no JSON, or no config.json, is one rejected line. A model whose layers are not known for
 certain, or that the devices do not divide, raises ReadError.
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from backends.errors import InvalidProblem, ReadError
-from backends.grouping import SCALED_TYPE, TYPES
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, SCALES, TYPES
 from backends.problem import GemmProblem
 from backends.quantisation import GROUPS, ZERO_ROWS
 from service.formats.core.base import (
@@ -167,32 +167,37 @@ def _expert_layer(experts: RoutedExperts, types: Types, options: ReadOptions) ->
     """The experts of a device, or why they are no grouped products. Raises ReadError for a layer that cannot
     be."""
     top_k = options.top_k if options.top_k is not None else experts.top_k
-    kind, weights = types.blocks or types.own, types.expert_weights
+    kind, weights, scales = types.expert_rows, types.expert_weights, types.expert_scales
+    row_scales = scales == SCALES[1]
     if weights is not None:
         group = GROUPS[weights["scale_b"]]
-    if types.stored is not None and weights is None:
+    if types.stored is not None and weights is None and scales is None:
         why = "are quantised, as the other layers are"
+        if types.stored.inputs in SCALED_TYPES:
+            why = (
+                f"are {types.stored.inputs} with other scales than those of blocks, or of rows on both sides"
+            )
     elif experts.bias and weights is None:
         why = "have biases"
     elif weights is not None and (experts.size % group or experts.hidden % group):
         why = f"cut a group of {group} quantised weights"
     elif weights is not None and weights.get("zero_b") == "uint4" and experts.hidden % ZERO_ROWS:
         why = f"have rows that are no multiple of {ZERO_ROWS}, whose zero points are stored together"
-    elif kind not in (*TYPES, SCALED_TYPE):
-        why = f"are {kind if types.blocks is None else f'block-scaled {kind}'}"
-    elif kind == SCALED_TYPE and experts.size % BLOCK:
+    elif kind not in (*TYPES, *SCALED_TYPES):
+        why = f"are {kind}"
+    elif scales is not None and not row_scales and experts.size % BLOCK:
         why = f"cut a block of {BLOCK} scaled weights"
     elif top_k is None:
         why = "have no num_experts_per_tok in the config.json: write it there, or give top_k"
     else:
         return ExpertLayer(
             experts.experts, experts.size, experts.hidden, top_k, experts.expert_parallel, kind, types.own,
-            tuple((weights or {}).items()),
+            tuple((weights or {}).items()), row_scales,
         )  # fmt: skip
     return (
         f"the routed experts of {experts.calls} layers ({experts.experts} of intermediate size "
-        f"{experts.size} on a device) {why}; grouped products are of {', '.join(TYPES)} or {SCALED_TYPE} "
-        "without biases, or of 4-bit weights in groups: they are left out"
+        f"{experts.size} on a device) {why}; grouped products are of {', '.join(TYPES)} or "
+        f"{SCALED_TYPE} without biases, or of 4-bit weights in groups: they are left out"
     )
 
 

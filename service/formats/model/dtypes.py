@@ -17,7 +17,7 @@ from typing import Any
 
 from backends.dtypes import dtype as dtype_of
 from backends.errors import InvalidProblem, ReadError
-from backends.grouping import QUANTISED_TYPES
+from backends.grouping import QUANTISED_TYPES, SCALED_TYPES, SCALES
 from backends.problem import GemmProblem, from_linear
 from backends.quantisation import GROUPS
 from service.formats.model.architectures import Architecture
@@ -55,6 +55,26 @@ class Types:
     blocks: str | None = None
     stored: Stored | None = None
     quantised_experts: str = ""
+
+    @property
+    def expert_scales(self) -> tuple[str, str] | None:
+        """Scales of the weights and rows of routed experts of 8-bit floats, one of grouping.SCALES; None for
+        other experts."""
+        if self.blocks is not None:
+            return SCALES[0]
+        if self.stored is None or self.stored.inputs not in SCALED_TYPES:
+            return None
+        options = dict(self.stored.options)
+        found = options.get("scale_b"), options.get("scale_a")
+        return next((known for known in SCALES if known == found), None)
+
+    @property
+    def expert_rows(self) -> str:
+        """The type of routed experts' rows: the weights' where these are 8-bit floats, else the model's."""
+        if self.blocks is not None:
+            return self.blocks
+        stored = self.stored if self.expert_scales is not None else None
+        return self.own if stored is None or stored.inputs is None else stored.inputs
 
     @property
     def expert_weights(self) -> dict[str, Any] | None:

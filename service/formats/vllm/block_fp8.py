@@ -47,6 +47,7 @@ from service.formats.core.base import (
 from service.formats.core.json_text import BadJsonError, BrokenError, Document
 from service.formats.vllm import fused_moe
 from service.formats.vllm.beside import is_config, told_by
+from service.formats.vllm.device_fp8 import fp8_of
 from service.formats.vllm.files import BadEntryError, Files, UnreadError
 from service.formats.vllm.parameters import kernel_fault
 
@@ -68,11 +69,6 @@ _SEEN = re.compile(
     rb'\{[ \t\r\n]*"(?:BLOCK_SIZE_|GROUP_SIZE_|num_|SPLIT_K|waves_per_eu|matrix_instr_nonkdim|kpack))'
 )
 _M = re.compile("[0-9]{1,19}")
-#: AMD devices that compute in the FNUZ formats (gfx94x: MI300A, MI300X, MI308X, MI325X), and those whose name
-#: shows that they do not. The plain "AMD_Radeon_Graphics" of old drivers may be either.
-_FNUZ = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[0-2][0-9](?![0-9])")
-_OCP = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[5-9][0-9](?![0-9])")
-_RADEON = re.compile(r"AMD_Radeon_.*[0-9]")
 #: Claims, and problems, that are cached.
 _REMEMBERED = 4096
 _EXPERTS_TOLD = (
@@ -170,23 +166,8 @@ class _About:
             if not 1 <= int(size) <= MAX_SIZE:
                 raise UnreadError(f"{shown}: {label} must be from 1 to {MAX_SIZE}")
         said = {"N": str(int(n)), "K": str(int(k)), "device_name": device_name, "dtype": dtype}
-        storage, arch = _storage(device_name)
+        storage, arch = fp8_of(device_name)
         return cls(int(n), int(k), device_name, storage, arch, Header(said))
-
-
-def _storage(device_name: str) -> tuple[str, str]:
-    """The 8-bit float that vLLM and SGLang use on the device, and its arch if the name shows it ("" if not).
-    Both use FNUZ if the arch's name contains gfx94 (is_fp8_fnuz), else OCP. Raises UnreadError."""
-    if _FNUZ.match(device_name):
-        return "fp8_e4m3_fnuz", "gfx942"
-    if _OCP.match(device_name):
-        return "fp8_e4m3", "gfx950"
-    if "AMD" in device_name.upper() and _RADEON.match(device_name) is None:
-        raise UnreadError(
-            f"device {printable(device_name)} may be one that computes in the FNUZ formats (MI300) or one "
-            "that does not: put the product's full name into the file's name, such as AMD_Instinct_MI300X"
-        )
-    return "fp8_e4m3", ""
 
 
 # ---- entries -------------------------------------------------------------------------------------

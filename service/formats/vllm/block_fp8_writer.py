@@ -40,6 +40,7 @@ from service.formats.vllm.block_fp8 import (
     block_problem,
     parameters_fault,
 )
+from service.formats.vllm.device_fp8 import fp8_on
 from service.formats.vllm.device_name import DEVICE_NAME, product_of
 from service.formats.vllm.options import check_options
 from service.formats.vllm.parameters import HIP_PARAMETERS, PARAMETERS, entry_text, file_text
@@ -128,8 +129,7 @@ class _Archive:
     _files: dict[tuple[int, int], Keyed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fnuz = self.options.device.arch.startswith("gfx94")
-        self._dtype = "fp8_e4m3_fnuz" if fnuz else "fp8_e4m3"
+        self._dtype = fp8_on(self.options.device.arch)
         self._form = _FORM(block_problem(16, BLOCK, BLOCK, self._dtype))
         self._places: Texts[Environment] = Texts(lambda environment: str(environment.device_class))
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.errors import InvalidProblem, ReadError
-from backends.grouping import MOST_GROUPS, SCALED_TYPE, TYPES
+from backends.grouping import MOST_GROUPS, SCALED_TYPES, TYPES
+from backends.kernels.triton.moe_untuned import BLOCK_SCALES, HALVES, ROW_SCALES
 from backends.problem import GemmProblem, from_linear
 from backends.problem_rules import MAX_SIZE
 from service.formats.core.base import ReadOptions, printable
+from service.formats.vllm.device_fp8 import fp8_of
 
 #: A layer's products.
 GATE_UP, DOWN = PRODUCTS = ("gate_up_proj", "down_proj")
@@ -31,9 +33,11 @@ BLOCK = 128
 _KEY = re.compile(r"experts\.[a-z_]+ E=([0-9]{1,4}),N=([0-9]{1,10}),top_k=([0-9]{1,4}),tokens=([0-9]{1,10})")
 _NAME = re.compile(
     r"E=([0-9]{1,19}),N=([0-9]{1,19}),device_name=([^,=/\\\[\]]{1,100}?)"
-    r"((?:,[a-z_]{1,40}=(?:\[[0-9, ]{1,40}\]|[A-Za-z0-9_]{1,40}))*)(_down)?\.json"
+    r"((?:,[a-z_]{1,40}=(?:\[[0-9, ]{1,40}\]|[A-Za-z0-9_]{1,40}?))*)(_down)?\.json"
 )
 _OPTION = re.compile(r",([a-z_]+)=(\[[0-9, ]+\]|[A-Za-z0-9_]+)")
+#: Options of a name that say how weights and rows are stored, and the one that says who multiplies.
+_STORED, _BACKEND = ("dtype", "block_shape", "per_channel_quant"), "backend"
 #: What a file's name looks like.
 EXAMPLE_NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
 
@@ -42,9 +46,9 @@ EXAMPLE_NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
 class ExpertLayer:
     """`experts` experts of intermediate size `size` on a device, for a hidden size of `hidden`. `top_k`:
     experts of a token, among those of all `expert_parallel` devices. `dtype`: of weights and rows; 8-bit
-    floats have scales of 128x128 and 1x128 blocks, and results of type `output`. `weights`: arguments of
-    from_linear() of quantised weights, beside rows of `dtype`. Raises ReadError for sizes that no layer
-    has."""
+    floats have scales of 128x128 and 1x128 blocks, or with `row_scales` of rows, and results of type
+    `output`. `weights`: arguments of from_linear() of quantised weights, beside rows of `dtype`. Raises
+    ReadError for sizes that no layer has."""
 
     experts: int
     size: int
@@ -54,6 +58,7 @@ class ExpertLayer:
     dtype: str = "bf16"
     output: str = "bf16"
     weights: tuple[tuple[str, Any], ...] = ()
+    row_scales: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.experts <= MOST_GROUPS:
@@ -64,10 +69,11 @@ class ExpertLayer:
         every = self.experts * self.expert_parallel
         if not 1 <= self.top_k <= every:
             raise ReadError(f"a token has {self.top_k} experts (top_k), and the layer has {every} in all")
-        if self.dtype not in (*TYPES, SCALED_TYPE):
-            known = f"{', '.join(TYPES)} or {SCALED_TYPE}"
-            raise ReadError(f"grouped products are of {known}, not {printable(self.dtype, 40)}")
-        if self.dtype == SCALED_TYPE and self.size % BLOCK:
+        *others, last = known = (*TYPES, *SCALED_TYPES)
+        if self.dtype not in known:
+            text = f"{', '.join(others)} or {last}"
+            raise ReadError(f"grouped products are of {text}, not {printable(self.dtype, 40)}")
+        if self.dtype in SCALED_TYPES and not self.row_scales and self.size % BLOCK:
             raise ReadError(
                 f"an intermediate size of {self.size} on a device cuts a block of {BLOCK} scaled weights; "
                 "share the experts among fewer devices"
@@ -81,8 +87,9 @@ class ExpertLayer:
         """One of the layer's products. Raises ReadError where it has more rows than a problem can."""
         n, k = (2 * self.size, self.hidden) if product == GATE_UP else (self.hidden, self.size)
         scaled: dict[str, Any] = dict(self.weights)
-        if self.dtype == SCALED_TYPE:
-            scaled = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": self.output}
+        if self.dtype in SCALED_TYPES:
+            of_rows, of_weights = ("outer", "outer") if self.row_scales else ("block_1x128", "block_128x128")
+            scaled = {"scale_a": of_rows, "scale_b": of_weights, "dtype_d": self.output}
         try:
             return from_linear(
                 self.rows(tokens), n, k, self.dtype, groups=self.experts, routing=ROUTING, **scaled
@@ -132,27 +139,42 @@ class ExpertFile:
         return cls(int(experts), int(size), device, tuple(_OPTION.findall(options)), down is not None)
 
     @property
-    def scaled(self) -> bool:
-        """Whether weights and rows are 8-bit floats with scales of blocks."""
-        said = dict(self.options)
-        block = said.get("block_shape", "").replace(" ", "")
-        of_rows = "per_channel_quant" in said
-        return not of_rows and (said.get("dtype"), block) == ("fp8_w8a8", f"[{BLOCK},{BLOCK}]")
+    def kind(self) -> str | None:
+        """How weights and rows are stored, one of moe_untuned.KINDS; None for what gemmtune does not have.
+        vLLM's names do not tell scales of rows from one scale a matrix, and SGLang's do
+        (per_channel_quant=True); both run one kernel, and gemmtune has the first."""
+        said = {name: of.replace(" ", "") for name, of in self.options if name in _STORED}
+        dtype, per_channel = said.pop("dtype", None), said.pop("per_channel_quant", None)
+        if dtype is None:
+            return HALVES if not said and per_channel is None else None
+        if dtype != "fp8_w8a8" or per_channel not in (None, "True"):
+            return None
+        if not said:
+            return ROW_SCALES
+        return BLOCK_SCALES if per_channel is None and said["block_shape"] == f"[{BLOCK},{BLOCK}]" else None
 
     def fault(self) -> str | None:
         """Why the layer's products are none that gemmtune has, or None."""
         said = dict(self.options)
-        if not self.scaled and any(name in said for name in ("dtype", "block_shape", "per_channel_quant")):
+        if self.kind is None:
+            options = ", ".join(f"{name}={said[name]}" for name in _STORED if name in said)
             return (
-                f"experts of {said.get('dtype', 'scaled weights')}: gemmtune has grouped products of "
-                f"{' and '.join(TYPES)}, and of fp8_w8a8 with scales of blocks [{BLOCK},{BLOCK}]"
+                f"experts of {options}: gemmtune has grouped products of {' and '.join(TYPES)} (no dtype in "
+                f"the name), and of fp8_w8a8 with scales of blocks [{BLOCK},{BLOCK}] or of rows (no "
+                "block_shape in it)"
             )
-        unknown = [name for name in said if name not in ("backend", "dtype", "block_shape")]
-        return f"{unknown[0]}={said[unknown[0]]} in its name is unknown" if unknown else None
+        unknown = [name for name in said if name not in (*_STORED, _BACKEND)]
+        if unknown:
+            return f"{unknown[0]}={said[unknown[0]]} in its name is unknown"
+        if said.get(_BACKEND, "triton") != "triton":
+            return (
+                f"{_BACKEND}={said[_BACKEND]} in its name: only configurations of Triton's kernel are known"
+            )
+        return None
 
     def layer(self, options: ReadOptions) -> ExpertLayer:
         """The layer, with what its name does not say from the options. Raises ReadError, which says which
-        one to give."""
+        one to give, and UnreadError for a device whose 8-bit float its name does not tell."""
         missing = [
             text
             for text, value in (
@@ -165,7 +187,9 @@ class ExpertFile:
                 f"E={self.experts},N={self.size} names a layer of experts by its experts and their size "
                 f"alone: give {' and '.join(missing)}, or lay the model's config.json beside the file"
             )
+        kind = self.kind
+        dtype = options.dtype or TYPES[0] if kind == HALVES else fp8_of(self.device_name)[0]
         return ExpertLayer(
             self.experts, self.size, options.hidden_size or 0, options.top_k or 0, options.expert_parallel,
-            SCALED_TYPE if self.scaled else options.dtype or TYPES[0],
+            dtype, row_scales=kind == ROW_SCALES,
         )  # fmt: skip

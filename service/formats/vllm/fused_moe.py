@@ -13,9 +13,23 @@ not say: `top_k` and `hidden_size` do, and `expert_parallel` where devices share
 `config.json` says the first two, too: before the others in one stream (below), or, for the command line, in
 the file's folder.
 
-Experts of 8-bit or 4-bit weights (`dtype=` in the name) and SGLang's files for the second product alone
-(`_down`) are not read. Newer files have the Triton release as `triton_version`, and `"SPLIT_K": 1`, which
-changes nothing.
+Experts of 8-bit floats say so in the name, in vLLM's and in SGLang's spelling:
+
+    E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json       scales of blocks
+    E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json
+    E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8.json                             scales of rows
+    E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json
+
+The name without `block_shape` is also that of experts with one scale a matrix, which one kernel multiplies
+too; it is read as scales of rows. On MI300 the 8-bit float is e4m3 FNUZ. A step along k beyond a block of
+scales is read as the whole block, since vLLM runs it so. Other types and other blocks are not read.
+
+SGLang's file for the second product alone (`_down` at the end) is a claim about that product only. There
+SGLang takes BLOCK_SIZE_M from the layer's other file. Entries with `"USE_TMA": true` load by descriptors,
+which the kernel of these claims does not, and are left out.
+
+`backend=triton` in the name changes nothing; another backend's file is not read. Newer files have the Triton
+release as `triton_version`, and `"SPLIT_K": 1`, which changes nothing.
 
 A whole folder is read at once where each file follows a line with its name, as `tail -v -n +1 config.json
 E=*.json` prints them.
@@ -33,6 +47,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from backends.errors import ReadError
+from backends.kernels.triton.moe_untuned import BLOCK_SCALES, HALVES
 from backends.solution import Solution
 from service.formats.core.base import (
     DEFAULTS,
@@ -49,7 +64,8 @@ from service.formats.core.base import (
 )
 from service.formats.core.json_text import BadJsonError, BrokenError, Document
 from service.formats.vllm.beside import is_config, told_by
-from service.formats.vllm.experts import EXAMPLE_NAME, PRODUCTS, ExpertFile, ExpertLayer
+from service.formats.vllm.device_fp8 import fp8_of
+from service.formats.vllm.experts import BLOCK, DOWN, EXAMPLE_NAME, PRODUCTS, ExpertFile, ExpertLayer
 from service.formats.vllm.files import BadEntryError, Files, UnreadError
 from service.formats.vllm.parameters import kernel_fault
 
@@ -62,6 +78,11 @@ _SEEN = re.compile(
     rb"==> [^\r\n=]{0,1000}E=[0-9]{1,19},N=[0-9]{1,19},device_name=[^\r\n<]{1,300}\.json <=="
 )
 _TOKENS = re.compile("[0-9]{1,10}")
+#: Parameters that change nothing with one value, and why another one is refused.
+_UNCHANGING = (
+    ("SPLIT_K", 1, "only 1, which changes nothing, is known"),
+    ("USE_TMA", False, "descriptors are no part of the kernel that gemmtune measures; only False is read"),
+)
 
 
 @dataclass(frozen=True)
@@ -127,22 +148,14 @@ def entries(name: str, document: Document, options: ReadOptions) -> Iterator[Fou
             f"{wrong} the E, N and device of these configurations of experts; name the file as the framework "
             f"looks it up, such as {EXAMPLE_NAME}"
         )
-    if about.down:
-        raise UnreadError(
-            f"{printable(name)} is SGLang's file for the second product alone; the file without _down is read"
-        )
     if (fault := about.fault()) is not None:
         raise UnreadError(f"{printable(name)}: {fault}")
-    if about.scaled:
-        raise UnreadError(
-            f"{printable(name)}: configurations for scaled weights are of another kernel than {FAMILY}, "
-            "which multiplies bf16 and fp16; the model's config.json has these experts' problems"
-        )
     try:
-        layer = about.layer(options)
+        file = _File(about, about.layer(options))
     except ReadError as error:
         raise UnreadError(str(error)) from None
-    yield Header({"E": str(layer.experts), "N": str(layer.size), "device_name": about.device_name})
+    said = {"E": str(about.experts), "N": str(about.size), "device_name": about.device_name}
+    yield Header(said | dict(about.options))
     document.take("{")
     if document.peek() == "}":
         document.take("}")
@@ -151,31 +164,48 @@ def entries(name: str, document: Document, options: ReadOptions) -> Iterator[Fou
         while True:
             key = str(document.value() if document.peek() == '"' else document.take('"'))
             document.take(":")
-            yield from _entry(layer, about.device_name, document, key, seen)
+            yield from _entry(file, document, key, seen)
             if document.take(",", "}") == "}":
                 break
     if document.peek():
         raise BrokenError(document.line, "something follows the end of the object; nothing after it was read")
 
 
-def _entry(
-    layer: ExpertLayer, device_name: str, document: Document, key: str, seen: set[int]
-) -> Iterator[Found]:
+@dataclass(frozen=True)
+class _File:
+    """What a file's name says, and the layer that it is about."""
+
+    about: ExpertFile
+    layer: ExpertLayer
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The layer's products that an entry is a claim about."""
+        return (DOWN,) if self.about.down else PRODUCTS
+
+    def claim(self, value: object) -> Claim:
+        """Raises BadEntryError."""
+        scaled = self.about.kind != HALVES
+        arch = fp8_of(self.about.device_name)[1] if scaled else ""
+        return Claim(_solution(value, self.about.kind), None, arch=arch, product=self.about.device_name)
+
+
+def _entry(file: _File, document: Document, key: str, seen: set[int]) -> Iterator[Found]:
     try:
         value = document.value()
         if key == "triton_version":
             return
         tokens = _tokens(key, seen)
-        claim = Claim(_solution(value), None, product=device_name)
-        problems = [layer.problem(product, tokens) for product in PRODUCTS]
+        claim = file.claim(value)
+        problems = [file.layer.problem(product, tokens) for product in file.products]
     except BrokenError:
         raise
     except (BadEntryError, BadJsonError, ReadError) as error:
         yield rejected(document.line, error, key)
         return
     seen.add(tokens)
-    for product, problem in zip(PRODUCTS, problems, strict=True):
-        yield Entry(document.line, problem, layer.key(product, tokens), claim=claim)
+    for product, problem in zip(file.products, problems, strict=True):
+        yield Entry(document.line, problem, file.layer.key(product, tokens), claim=claim)
 
 
 def _tokens(key: str, seen: set[int]) -> int:
@@ -189,16 +219,18 @@ def _tokens(key: str, seen: set[int]) -> int:
     return int(key)
 
 
-def _solution(value: object) -> Solution:
+def _solution(value: object, kind: str | None) -> Solution:
     if not isinstance(value, dict):
         raise BadEntryError("an entry must be an object of the kernel's parameters")
-    split = value.get("SPLIT_K", 1)
-    if split != 1 or isinstance(split, bool):
-        raise BadEntryError(
-            f"SPLIT_K is {printable(repr(split), 40)}; only 1, which changes nothing, is known"
-        )
-    parameters = {name: of for name, of in value.items() if name != "SPLIT_K"}
+    for name, only, why in _UNCHANGING:
+        given = value.get(name, only)
+        if given != only or type(given) is not type(only):
+            raise BadEntryError(f"{name} is {printable(repr(given), 40)}; {why}")
+    ignored = {name for name, _, _ in _UNCHANGING}
+    parameters = {name: of for name, of in value.items() if name not in ignored}
     fault = kernel_fault(parameters, "the fused mixture of experts")
     if fault is not None:
         raise BadEntryError(fault)
+    if kind == BLOCK_SCALES:
+        parameters["BLOCK_SIZE_K"] = min(parameters["BLOCK_SIZE_K"], BLOCK)
     return Solution(FAMILY, 1, parameters)

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from backends.environment import Environment
-from backends.grouping import TYPES
-from backends.kernels.triton.fused_moe import TritonFusedMoe
+from backends.grouping import SCALED_TYPES, TYPES
+from backends.kernels.triton.moe_untuned import (
+    BLOCK_SCALES,
+    HALVES,
+    kind_of,
+    promotion_spills,
+    untuned,
+)
 from backends.problem import GemmProblem, from_linear
-from backends.solution import Parameter, Solution
+from backends.solution import Solution
 from service.formats.core.export import (
     IMPORTED,
     ExportOptions,
@@ -21,7 +27,8 @@ from service.formats.core.export import (
 from service.formats.core.override import Keyed, OmittedError
 from service.formats.core.row_text import Texts
 from service.formats.core.tar_text import closing, member
-from service.formats.vllm.experts import KeyedCall
+from service.formats.vllm.device_fp8 import fp8_on
+from service.formats.vllm.experts import BLOCK, KeyedCall
 from service.formats.vllm.fused_moe import FAMILY
 from service.formats.vllm.fused_moe_times import Pair, best
 from service.formats.vllm.parameters import (
@@ -44,10 +51,10 @@ class Framework(Protocol):
 
     @property
     def stack(self) -> str:
-        """Its name."""
+        """Its name, one of moe_untuned.FRAMEWORKS."""
 
-    def path(self, experts: int, size: int, product: str, triton: str) -> str:
-        """The path in the archive of a layer's file."""
+    def path(self, experts: int, size: int, kind: str, product: str, triton: str) -> str:
+        """The path in the archive of a layer's file. `kind`: how it is stored, one of moe_untuned.KINDS."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +83,14 @@ class _Layer:
 
 @dataclass
 class Archive:
-    """One archive being written: rows by what pairs them, then entries by layer [experts, size]."""
+    """One archive being written: rows by what pairs them, then entries by layer [experts, size, kind]."""
 
     stack: Framework
     options: ExportOptions
     product: str
     triton: str
     _rows: dict[tuple[object, ...], ExportRow] = field(default_factory=dict)
-    _layers: dict[tuple[int, int], _Layer] = field(default_factory=dict)
+    _layers: dict[tuple[int, int, str], _Layer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._places: Texts[Environment] = Texts(lambda environment: str(environment.device_class))
@@ -99,13 +106,14 @@ class Archive:
                 self._rows[_place(row.problem)] = row
         self._pair(report)
         written = 0
-        for (experts, size), layer in sorted(self._layers.items()):
+        for (experts, size, kind), layer in sorted(self._layers.items()):
             if (lacking := _uncovered(layer.tokens)) is not None:
                 for problem in layer.problems:
                     report.omit(lacking, problem)
                 continue
             entries = sorted(layer.keyed.texts(), key=lambda text: int(text.split('"', 2)[1]))
-            piece = member(self.stack.path(experts, size, self.product, self.triton), file_text(entries))
+            path = self.stack.path(experts, size, kind, self.product, self.triton)
+            piece = member(path, file_text(entries))
             written += len(piece)
             yield piece
         yield closing(written)
@@ -118,11 +126,14 @@ class Archive:
         p = row.problem
         if not p.groups:
             raise OmittedError("its problem is no grouped product, which each of a layer's two is")
+        here = fp8_on(self.options.device.arch)
+        if p.dtype_a in SCALED_TYPES and p.dtype_a != here:
+            raise OmittedError(f"its 8-bit float is not the {here} that {self.stack.stack} uses there")
         plain = _plain(p)
         if plain is None or p != plain:
             raise OmittedError(
                 "its problem is none of the kernel's: packed rows of experts with a named routing, to the "
-                "type of the operands"
+                "type of the operands, or of 8-bit floats to bf16 or fp16"
             )
 
     # ---- pairs -----------------------------------------------------------------------------------
@@ -179,7 +190,7 @@ class Archive:
     def _put(
         self, up: ExportRow, down: ExportRow, tokens: int, choice: _Choice, report: ExportReport
     ) -> None:
-        key = up.problem.groups, up.problem.m // 2
+        key = up.problem.groups, up.problem.m // 2, kind_of(up.problem)
         layer = self._layers.get(key)
         if layer is None:
             what = f"{self.stack.stack} tells entries apart by E, N, tokens and the device only"
@@ -207,14 +218,15 @@ class Archive:
         if IMPORTED in (up.provenance, down.provenance):
             if up.provenance != down.provenance or up.solution.id != down.solution.id:
                 raise OmittedError("what imported files say of its layer's two products differs")
-            self._check_parameters(up.solution)
+            self._check_parameters(up.solution, kind_of(up.problem))
             return []
         mine, theirs = ({one.solution.id: one for one in row.candidates} for row in (up, down))
         if not mine or not theirs:
             raise OmittedError(
                 f"no candidate of {FAMILY} was verified and timed for it: tune it again (tune --force)"
             )
-        both = (name for name, one in mine.items() if name in theirs and self._nameable(one.solution))
+        kind = kind_of(up.problem)
+        both = (name for name, one in mine.items() if name in theirs and self._nameable(one.solution, kind))
         found = [Pair(mine[name], theirs[name]) for name in both]
         if not found:
             raise OmittedError(
@@ -227,14 +239,21 @@ class Archive:
         """What to write for a number of tokens. Raises OmittedError."""
         if not found:
             return _Choice(up.solution, "", None, None, proven=True)
-        earlier, newer = self._untuned(tokens, experts)
+        kind, device = kind_of(up.problem), self.options.device
+        rows = untuned(self.stack.stack, tokens, experts, device.vendor, kind)
+        if any(promotion_spills(row, device.arch, kind) for row in rows):
+            raise OmittedError(
+                f"what {self.stack.stack} runs untuned for its tokens spills registers in the kernel that "
+                "was timed, which promotes sums, and does not there: a gain over it is not known"
+            )
+        earlier, *newer = (tuple(sorted(zip(PARAMETERS, row, strict=True))) for row in rows)
         by_parameters = {tuple(sorted(of.solution.parameters.items())): of for of in found}
         if earlier not in by_parameters:
             raise OmittedError(
                 f"what {self.stack.stack} runs untuned for its tokens was not measured for both products of "
                 "its layer: tune both again (tune --force)"
             )
-        defaults = [by_parameters[of] for of in dict.fromkeys((earlier, newer)) if of in by_parameters]
+        defaults = [by_parameters[of] for of in dict.fromkeys((earlier, *newer)) if of in by_parameters]
         chosen = best(found, defaults)
         if chosen.found is not None:
             pair, shown = chosen.found
@@ -254,21 +273,14 @@ class Archive:
             )
         return _Choice(chosen.default.solution, "TIE", chosen.default.seconds, None, proven=True)
 
-    def _untuned(self, tokens: int, experts: int) -> tuple[tuple[tuple[str, Parameter], ...], ...]:
-        """The parameters of what earlier and newer releases run without a file."""
-        device = self.options.device
-        here = Environment(device.vendor, device.arch, device.product, device.units, 0, "")
-        found = TritonFusedMoe().untuned(tokens, experts, here)
-        return tuple(tuple(sorted(one.parameters.items())) for one in found)
-
-    def _nameable(self, solution: Solution) -> bool:
+    def _nameable(self, solution: Solution, kind: str) -> bool:
         try:
-            self._check_parameters(solution)
+            self._check_parameters(solution, kind)
         except OmittedError:
             return False
         return True
 
-    def _check_parameters(self, solution: Solution) -> None:
+    def _check_parameters(self, solution: Solution, kind: str) -> None:
         """Raises OmittedError for a solution that is no configuration of the kernel on the device."""
         if solution.family != FAMILY:
             raise OmittedError(
@@ -277,21 +289,28 @@ class Archive:
             )
         if (fault := kernel_fault(solution.parameters, "the fused mixture of experts")) is not None:
             raise OmittedError(f"the kernel does not take its parameters: {fault}")
+        step = int(solution.parameters["BLOCK_SIZE_K"] or 0)
+        if kind == BLOCK_SCALES and BLOCK % step:
+            raise OmittedError(
+                f"BLOCK_SIZE_K is {step}; a step of the kernel has one scale, so it divides {BLOCK}"
+            )
         if self.options.device.vendor != "hip" and not solution.parameters.keys() <= set(PARAMETERS):
             raise OmittedError(f"{' and '.join(HIP_PARAMETERS)} are parameters for AMD devices only")
 
 
 def _plain(p: GemmProblem) -> GemmProblem | None:
-    """The problem of its sizes as the frameworks call it; None where its routing is no named one, or its
-    operands have scales."""
-    if p.dtype_a not in TYPES or p.routing.partition(",")[0].isdigit():
+    """The problem of its sizes as the frameworks call it; None where its routing is no named one, its weights
+    are quantised alone, or its output is none of a model's."""
+    if p.weight_only or p.dtype_d not in TYPES or p.routing.partition(",")[0].isdigit():
         return None
-    return from_linear(p.n, p.m, p.k, p.dtype_a, groups=p.groups, routing=p.routing)
+    scaled = {} if kind_of(p) == HALVES else {"scale_a": p.scale_b, "scale_b": p.scale_a}
+    out = p.dtype_d if scaled else None
+    return from_linear(p.n, p.m, p.k, p.dtype_a, groups=p.groups, routing=p.routing, dtype_d=out, **scaled)
 
 
 def _rows_of(p: GemmProblem) -> tuple[object, ...]:
     """What both products of a layer have in common."""
-    return p.groups, p.n, p.dtype_a, p.routing
+    return p.groups, p.n, p.dtype_a, p.dtype_d, p.scale_a, p.routing
 
 
 def _place(p: GemmProblem) -> tuple[object, ...]:

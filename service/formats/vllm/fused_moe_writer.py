@@ -3,6 +3,11 @@
     E=128,N=768,device_name=NVIDIA_H200.json                            vllm-moe
     configs/triton_3_6_0/E=128,N=768,device_name=NVIDIA_H200.json       sglang-moe
 
+Experts of 8-bit floats have names of their own: vLLM's end with `,dtype=fp8_w8a8,block_shape=[128,128]` for
+scales of blocks and `,dtype=fp8_w8a8` for scales of rows; SGLang's end with
+`,dtype=fp8_w8a8,block_shape=[128, 128]` and `,dtype=fp8_w8a8,per_channel_quant=True`. vLLM's second name is
+also that of experts with one scale a matrix, which it then runs by the same file.
+
 vLLM reads the folder that VLLM_TUNED_CONFIG_FOLDER names, SGLang that of SGLANG_MOE_CONFIG_DIR, by the
 release of its Triton (validator TRITON). vLLM gives every member of the H200 family one name.
 
@@ -25,6 +30,14 @@ entries for decoding alone makes prefill slow, so a layer is left out unless its
 tokens to at least 1024. Tune such as 1, 8, 16, 64, 256, 1024, 4096 tokens, and write with ties=default, so
 that no number lacks an entry.
 
+**8-bit floats.** What is timed is vLLM's kernel. Newer releases of SGLang exchange the operands on sm_90
+where BLOCK_SIZE_M is below 64 and BLOCK_SIZE_N at least 64. With scales of rows both frameworks keep the sums
+in Hopper's narrow accumulator; the kernel that is timed promotes them to single precision, which grouped
+products ask for. There 128 x 256, which SGLang runs untuned with scales of rows for more tokens than experts,
+spills registers, so that no gain over it is known: such layers are left out of SGLang's files for sm_90,
+unless an imported file says their configurations. SGLang's file for the second product alone (`_down`) is not
+written: without it both products run the entry of the one file.
+
 Both frameworks read the files only where they run their Triton kernel, and a file of bf16 experts serves fp16
 too.
 
@@ -38,9 +51,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from backends.kernels.triton.family import LIBRARY
+from backends.kernels.triton.moe_untuned import BLOCK_SCALES, HALVES, ROW_SCALES, SGLANG, VLLM
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.core.override import with_environments
 from service.formats.vllm.device_name import DEVICE_NAME, product_of
+from service.formats.vllm.experts import BLOCK
 from service.formats.vllm.fused_moe import FAMILY
 from service.formats.vllm.fused_moe_archive import Archive
 from service.formats.vllm.options import check_options
@@ -48,6 +63,15 @@ from service.formats.vllm.parameters import PARAMETERS, entry_text, file_text
 
 #: The validator with the release of the reader's Triton.
 TRITON = "TRITON"
+#: What a name says after the device, by how a layer is stored.
+_VLLM_STORED = {
+    HALVES: "", BLOCK_SCALES: f",dtype=fp8_w8a8,block_shape=[{BLOCK},{BLOCK}]",
+    ROW_SCALES: ",dtype=fp8_w8a8",
+}  # fmt: skip
+_SGLANG_STORED = {
+    HALVES: "", BLOCK_SCALES: f",dtype=fp8_w8a8,block_shape=[{BLOCK}, {BLOCK}]",
+    ROW_SCALES: ",dtype=fp8_w8a8,per_channel_quant=True",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,11 +93,11 @@ class _FusedMoe(ABC):
     def example(self) -> str:
         """The path of one file in the archive, and its text."""
         entry = dict(zip(PARAMETERS, (16, 64, 128, 1, 4, 4), strict=True))
-        return f"{self.path(128, 768, 'NVIDIA H200', '3.6.0')}\n{file_text([entry_text(16, entry)])}"
+        return f"{self.path(128, 768, HALVES, 'NVIDIA H200', '3.6.0')}\n{file_text([entry_text(16, entry)])}"
 
     @abstractmethod
-    def path(self, experts: int, size: int, product: str, triton: str) -> str:
-        """The path in the archive of a layer's file."""
+    def path(self, experts: int, size: int, kind: str, product: str, triton: str) -> str:
+        """The path in the archive of a layer's file. `kind`: how it is stored, one of moe_untuned.KINDS."""
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """A tar archive of one file for each E and N. Raises ExportRefused."""
@@ -105,13 +129,13 @@ class VllmMoe(_FusedMoe):
 
     name: str = "vllm-moe"
     description: str = "vLLM's fused-MoE configurations: a tar to unpack into VLLM_TUNED_CONFIG_FOLDER"
-    stack: str = "vLLM"
+    stack: str = VLLM
     validators: tuple[str, ...] = (DEVICE_NAME,)
 
-    def path(self, experts: int, size: int, product: str, triton: str) -> str:
+    def path(self, experts: int, size: int, kind: str, product: str, triton: str) -> str:
         """See _FusedMoe."""
         name = "NVIDIA H200" if "H200" in product.split() else product
-        return f"E={experts},N={size},device_name={name.replace(' ', '_')}.json"
+        return f"E={experts},N={size},device_name={name.replace(' ', '_')}{_VLLM_STORED[kind]}.json"
 
 
 @dataclass(frozen=True)
@@ -120,10 +144,11 @@ class SglangMoe(_FusedMoe):
 
     name: str = "sglang-moe"
     description: str = "SGLang's fused-MoE configurations: a tar to unpack into SGLANG_MOE_CONFIG_DIR"
-    stack: str = "SGLang"
+    stack: str = SGLANG
     validators: tuple[str, ...] = (DEVICE_NAME, TRITON)
 
-    def path(self, experts: int, size: int, product: str, triton: str) -> str:
+    def path(self, experts: int, size: int, kind: str, product: str, triton: str) -> str:
         """See _FusedMoe."""
-        name = f"E={experts},N={size},device_name={product.replace(' ', '_')}.json"
+        device = product.replace(" ", "_")
+        name = f"E={experts},N={size},device_name={device}{_SGLANG_STORED[kind]}.json"
         return f"configs/triton_{triton.replace('.', '_')}/{name}"

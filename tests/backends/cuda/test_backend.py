@@ -224,6 +224,31 @@ def test_a_grouped_product_is_compared_with_torchs_calls_and_with_what_vllm_runs
     assert len(CUDA.baselines(EXPERTS, replace(here, libraries=without))) == 2
 
 
+@pytest.mark.parametrize(
+    ("scales", "calls", "untuned"),
+    [
+        (("block_1x128", "block_128x128"), ["scaled_loop"], ["vLLM's default fused-MoE configuration"]),
+        (
+            ("outer", "outer"),
+            ["scaled_grouped_mm", "scaled_loop"],
+            [f"vLLM's default fused-MoE configuration for {words} tokens" for words in ("few", "many")],
+        ),
+    ],
+    ids=["blocks", "rows"],
+)
+def test_scaled_experts_are_compared_with_torchs_calls_and_with_what_vllm_runs_untuned(
+    scales: tuple[str, str], calls: list[str], untuned: list[str]
+) -> None:
+    here = replace(FULL, libraries={**FULL.libraries, "torch": "2.11.0+cu130", "triton": "3.6.0"})
+    of_x, of_w = scales
+    problem = from_linear(64, 256, 512, "fp8_e4m3", groups=8, dtype_d="bf16", scale_a=of_x, scale_b=of_w)
+    found = CUDA.baselines(problem, here)
+    assert [one.name for one in found] == [*(f"torch 2.11.0+cu130, {call}" for call in calls), *untuned]
+    assert [one.framework for one in found] == [True] * len(calls) + [False] * len(untuned)
+    for one in found:
+        assert CUDA.families()[one.solution.family].illegal(problem, one.solution, here) is None
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(None, 32 * MIB), (0, 0), (MIB, MIB)])
 def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expected: int) -> None:
     (found,) = CUDA.baselines(from_linear(8, 64, 64, "bf16"), BARE, limit)

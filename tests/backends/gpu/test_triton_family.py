@@ -28,7 +28,14 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import Triton, missing
 from tests.backends.gpu.null_device import ENVIRONMENT as BARE
 from tests.backends.gpu.null_device import NullDevice
-from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, MOE, block_scaled, grouped
+from tests.backends.kernels.triton.framework_samples import (
+    BLOCKS,
+    INDUCTOR,
+    MOE,
+    block_scaled,
+    grouped,
+    scaled_grouped,
+)
 
 ENVIRONMENT = replace(BARE, libraries={"triton": "3.6.0"})
 BY_NAME = {family.name: family for family in triton_families(Triton())}
@@ -150,29 +157,44 @@ def test_persistent_programs_follow_the_device(device: NullDevice, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("family", "parameters", "values", "grid"),
+    ("family", "problem", "parameters", "values", "grid"),
     [
         (
-            "triton-block-fp8", BLOCKS,
+            "triton-block-fp8", OF["triton-block-fp8"], BLOCKS,
             [0x2000, 0x1000, 0x4000, 0x7000, 0x6000, 300, 512, 640, 640, 640, 512, 0, 0], 80,
         ),
-        ("triton-inductor-mm", INDUCTOR, [0x2000, 0x1000, 0x4000, 0, 0], 80),
+        ("triton-inductor-mm", OF["triton-inductor-mm"], INDUCTOR, [0x2000, 0x1000, 0x4000, 0, 0], 80),
         # Blocks of 16 rows: 300 rows make at most (300 + 5 * 15) // 16 of five groups.
         (
-            "triton-fused-moe", MOE,
+            "triton-fused-moe", OF["triton-fused-moe"], MOE,
             [0x2000, 0x1000, 0x4000, 0x8000, 300, 512, 640, 23, 640, 640, 512, 512 * 640, 0, 0], 23 * 16,
+        ),
+        *(
+            (
+                "triton-fused-moe", scaled_grouped(300, 512, 640, 5, of_rows=of_rows), MOE,
+                [0x2000, 0x1000, 0x4000, 0x8000, 0x7000, 0x6000, 300, 512, 640, 23, 640, 640, 512, 512 * 640,
+                 0, 0],
+                23 * 16,
+            )
+            for of_rows in (False, True)
         ),
     ],
 )  # fmt: skip
 def test_a_frameworks_kernel_is_launched_after_the_one_before(
-    family: str, parameters: dict[str, Any], values: list[int], grid: int, device: NullDevice, tmp_path: Path
+    family: str,
+    problem: GemmProblem,
+    parameters: dict[str, Any],
+    values: list[int],
+    grid: int,
+    device: NullDevice,
+    tmp_path: Path,
 ) -> None:
     """The activation is the problem's b and the kernel's a, and so are their scales."""
     one = Solution(family, 1, parameters, "3.6.0")
-    request = FAMILIES[family].config(OF[family], parameters).requests(GPU_ARCHS["sm_90"])[MAIN]
+    request = FAMILIES[family].config(problem, parameters).requests(GPU_ARCHS["sm_90"])[MAIN]
     kernel = Compiled(b"code", Description(request.kernel, 128, 1000, 0, 1, 0, request.parameters, 90, 0))
     write(tmp_path / "one.zip", "sm_90", "triton 3.6.0", {MAIN: kernel})
-    loaded = BY_NAME[family].load(OF[family], one, tmp_path / "one.zip", device)
+    loaded = BY_NAME[family].load(problem, one, tmp_path / "one.zip", device)
     assert (loaded.workspace_bytes, loaded.partial_sums) == (0, 1)
     operands = Operands(
         0x1000, 0x2000, 0, 0x4000, 0, 1.0, 0.0, scale_a=0x6000, scale_b=0x7000, offsets=0x8000
@@ -245,14 +267,28 @@ def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 @pytest.mark.usefixtures("own_model")  # which leaves room for what Triton lays out beside the pipeline
-@pytest.mark.parametrize("name", list(FAMILIES))
-def test_the_first_candidates_compile_within_the_devices_shared_memory(name: str, cache: BinaryCache) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        *(
+            (
+                name,
+                {
+                    "triton-split-k": from_linear(16, 4096, 4096, "bf16"),
+                    "triton-block-fp8": block_scaled(512, 4096, 4096),
+                    "triton-fused-moe": grouped(512, 4096, 4096, 8),
+                }.get(name, from_linear(512, 4096, 4096, "bf16")),
+            )
+            for name in FAMILIES
+        ),
+        ("triton-fused-moe", scaled_grouped(512, 4096, 4096, 8)),
+        ("triton-fused-moe", scaled_grouped(512, 4096, 4096, 8, of_rows=True)),
+    ],
+)
+def test_the_first_candidates_compile_within_the_devices_shared_memory(
+    name: str, problem: GemmProblem, cache: BinaryCache
+) -> None:
     family = CudaBackend().families()[name]
-    problem = {
-        "triton-split-k": from_linear(16, 4096, 4096, "bf16"),
-        "triton-block-fp8": block_scaled(512, 4096, 4096),
-        "triton-fused-moe": grouped(512, 4096, 4096, 8),
-    }.get(name, from_linear(512, 4096, 4096, "bf16"))
     tried = [one for one, _ in zip(family.solutions(problem, ENVIRONMENT), range(3), strict=False)]
     assert len(tried) == 3
     for one in tried:
@@ -290,6 +326,14 @@ SHAPES = [
     from_linear(64, 96, 129, "bf16", alignment=2), from_linear(2048, 2048, 2048, "bf16"),
     grouped(300, 500, 700, 5), grouped(128, 1536, 2048, 128), grouped(1, 96, 64, 1, "fp16", alignment=2),
     grouped(4096, 512, 640, 8, routing="skewed"),
+    *(
+        scaled_grouped(m, n, k, groups, of_rows=of_rows, routing=routing)
+        for of_rows in (False, True)
+        for m, n, k, groups, routing in (
+            (300, 500, 700, 5, "uniform"), (128, 1536, 2048, 128, "uniform"), (4096, 512, 640, 8, "skewed"),
+            (64, 4096, 7168, 8, "uniform"),
+        )
+    ),
 ]  # fmt: skip
 
 

@@ -177,6 +177,21 @@ def test_a_block_scaled_layer_is_compared_with_what_vllm_runs_untuned() -> None:
         assert (found.solution.family, found.solution.build) == ("triton-block-fp8", "3.6.0")
 
 
+@pytest.mark.parametrize(
+    "scales", [("block_1x128", "block_128x128"), ("outer", "outer")], ids=["blocks", "rows"]
+)
+def test_scaled_experts_are_compared_with_what_vllm_runs_untuned(scales: tuple[str, str]) -> None:
+    for kind, arch in (("fp8_e4m3_fnuz", "gfx942"), ("fp8_e4m3", "gfx950"), ("fp8_e4m3", "gfx1201")):
+        here = replace(recorded(torch="2.9.1+rocm7.0", triton="3.6.0"), arch=arch)
+        problem = from_linear(
+            64, 256, 512, kind, groups=8, dtype_d="bf16", scale_a=scales[0], scale_b=scales[1]
+        )
+        first, *others = HIP.baselines(problem, here)
+        assert first.solution.parameters == {"call": "dequantise_fp32_loop"}
+        assert {one.solution.family for one in others} == {"triton-fused-moe"}
+        assert len(others) == (1 if scales[1] == "block_128x128" else 2)
+
+
 def test_a_workspace_limit_is_the_heuristics() -> None:
     found = HIP.baselines(from_linear(8, 16, 32, "bf16"), recorded(hipblaslt="100000-a"), 1024)
     assert dict(found[0].solution.parameters) == {"rank": 0, "workspace_limit": 1024}

@@ -22,6 +22,7 @@ from backends.packages.package import follows_units, operands_of
 from backends.problem import from_linear
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import missing as triton_missing
+from backends.wire import problem_to_wire
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.samples import SM_90
@@ -118,20 +119,22 @@ def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_p
 
 
 @pytest.mark.skipif(triton_missing() is not None, reason=str(triton_missing()))
-def test_a_bundle_carries_vllms_kernel_too(cache: BinaryCache, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_bundle_carries_vllms_kernel_too(scaled: bool, cache: BinaryCache, tmp_path: Path) -> None:
     gemmtune = pytest.importorskip("gemmtune")
     found = environment_of("sm_90")
     family = TRITON_FAMILIES["triton-fused-moe"]
-    path = tmp_path / "moe.gtb"
+    path, problem = tmp_path / "moe.gtb", SCALED if scaled else PROBLEM
     with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
-        solution = next(iter(family.solutions(PROBLEM, found)))
-        builder.add(describe_row(Measured(PROBLEM, solution, found, _VERDICT), "sm_90", cache))
+        solution = next(iter(family.solutions(problem, found)))
+        builder.add(describe_row(Measured(problem, solution, found, _VERDICT), "sm_90", cache))
         builder.write(path)
-    row = gemmtune.load(path).best(m=64, n=96, k=128, dtype="bf16", trans_b=True, groups=8, routing="skewed")
+    row = gemmtune.load(path).best(**problem_to_wire(problem))
     assert row is not None
     (launch,) = row.launches
-    assert {fill.name for fill in launch.fills} == {"a", "b", "d", "offsets"}
-    assert launch.grid[0] == family.config(PROBLEM, solution.parameters).grid(132)[0]
+    scales = {"scale_a", "scale_b"} if scaled else set()
+    assert {fill.name for fill in launch.fills} == {"a", "b", "d", "offsets"} | scales
+    assert launch.grid[0] == family.config(problem, solution.parameters).grid(132)[0]
 
 
 _VERDICT: dict[str, Any] = {

@@ -476,6 +476,7 @@ def test_the_gain_of_a_file() -> None:
         "tune_again": 1,
         "one_seed": 0,
         "rests_on": {},
+        "stale": {},
     }
 
 

@@ -264,12 +264,18 @@ def test_only_the_experts_of_a_model_are_for_it(tmp_path: Path) -> None:
     ("model", "words"),
     [
         ("llama-3-8b", "this model has none: its layers are dense"),
-        ("deepseek-v3", "this model has none: its routed experts are fp8_e4m3"),
     ],
 )
 def test_a_model_without_such_experts_is_refused(model: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ExportRefused, match=words):
         OUTPUTS["vllm-moe"].check(experts_asked(tmp_path, model))
+
+
+def test_a_model_with_experts_of_8_bit_floats_is_served(tmp_path: Path) -> None:
+    for name in ("vllm-moe", "sglang-moe"):
+        request = experts_asked(tmp_path, "deepseek-v3", name)
+        OUTPUTS[name].check(request)
+        assert {item.problem.dtype_a for item in request.plan.problems} == {"fp8_e4m3"}
 
 
 def test_through_a_service_the_export_writes_them(tmp_path: Path) -> None:

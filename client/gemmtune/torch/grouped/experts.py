@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from gemmtune.torch.grouped.weights import GROUP_SIZES, dequantized_groups
 from gemmtune.torch.quantised.adapters import from_mxfp4
 from gemmtune.torch.quantised.form import Form, WeightError, form_of
 from gemmtune.torch.quantised.quantise import quantize
-from gemmtune.torch.quantised.stored import QuantizedWeight
+from gemmtune.torch.quantised.stored import QuantizedWeight, pack_zeros
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,13 @@ def form_of_experts(
 
 def stack_experts(experts: Iterable[QuantizedWeight]) -> QuantizedExperts:
     """The weights of all experts, each as an adapter or quantize() returned it: 4-bit weights of one shape,
-    with groups of one size and zero points of one kind. Raises WeightError."""
+    with groups of one size and zero points of one kind. Constant zero points of 8, which an adapter leaves
+    out, are written out beside experts that have others. Raises WeightError."""
     found = list(experts)
     if not found:
         raise WeightError("there are no experts")
+    if any(one.zero_point == "uint4" for one in found):
+        found = [_with_zeros(one) for one in found]
     first = found[0].form
     for number, one in enumerate(found):
         if one.bits != 4 or one.form != first:
@@ -102,6 +105,15 @@ def stack_experts(experts: Iterable[QuantizedWeight]) -> QuantizedExperts:
     zeros = None if found[0].zeros is None else torch.stack([one.zeros for one in found])
     data, scales = (torch.stack([getattr(one, name) for one in found]) for name in ("data", "scales"))
     return QuantizedExperts(data, scales.view(len(found), first.n, -1), zeros, found[0].zero_point)
+
+
+def _with_zeros(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same weights with constant zero points of 8 written out."""
+    if weight.zero_point != "eight":
+        return weight
+    form = weight.form
+    zeros = torch.full((form.n, form.groups), 8, dtype=torch.int32, device=weight.data.device)
+    return replace(weight, zeros=pack_zeros(zeros), zero_point="uint4")
 
 
 def quantize_experts(weight: Any, **options: Any) -> QuantizedExperts:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmtune.torch.grouped import glue, steps
+from gemmtune.torch.grouped import ends, glue, steps
 from gemmtune.torch.grouped.few_tokens_layer import FewTokens
 from gemmtune.torch.grouped.steps import ExpertWeights
 from gemmtune.torch.layouts import NAMES
@@ -170,6 +170,8 @@ def _run(
     group_sizes: list[int], *more: Any,
 ) -> Any:  # fmt: skip
     first, second = map(ExpertWeights, (gate_up, down), zero_points, group_sizes)
+    if WATCHERS:
+        ends.check_ids(ids, first.experts)
     how = run if takes(x, ids, first, second) else steps.by_kernels
     return how(x, weights, ids, first, second, *more)
 

@@ -35,10 +35,10 @@ _COLUMNS, _MANY_COLUMNS, _MANY = 256, 1024, 256
 
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
-    "moe_rows(Tensor x, Tensor ids, int experts, bool quantise) -> (Tensor, Tensor, Tensor, Tensor)"
+    "moe_rows(Tensor x, Tensor ids, int experts, ScalarType? kind) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define(
-    "moe_activation(Tensor hidden, Tensor ends, bool quantise, Tensor? bias, bool interleaved, "
+    "moe_activation(Tensor hidden, Tensor ends, ScalarType? kind, Tensor? bias, bool interleaved, "
     "float? limit) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
@@ -94,50 +94,55 @@ def _over(columns: int) -> tuple[int, int]:
     return -(-columns // (blocks * BLOCK)), blocks
 
 
-def _empty(x: Any, rows: int, columns: int, quantise: bool) -> tuple[Any, Any]:
+def _empty(x: Any, rows: int, columns: int, kind: Any) -> tuple[Any, Any]:
     """Rows, and their scales, of which there are none unless they are quantised."""
-    if not quantise:
+    if kind is None:
         return x.new_empty((rows, columns)), x.new_empty((0, 0), dtype=torch.float32)
     scales = x.new_empty((rows, -(-columns // BLOCK)), dtype=torch.float32)
-    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn), scales
+    return x.new_empty((rows, columns), dtype=kind), scales
 
 
-def _bytes(rows: Any, quantise: bool) -> Any:
-    return rows.view(torch.uint8) if quantise else rows
+def _bytes(rows: Any, kind: Any) -> Any:
+    return rows if kind is None else rows.view(torch.uint8)
 
 
-def _new_rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
+def _quantising(kind: Any) -> dict[str, Any]:
+    """What kernels that may quantise are compiled for."""
+    return {"QUANTISE": kind is not None, "FNUZ": kind is torch.float8_e4m3fnuz}
+
+
+def _new_rows(x: Any, ids: Any, experts: int, kind: Any) -> tuple[Any, ...]:
     ends = ids.new_empty((experts,), dtype=torch.int32)
     place = torch.empty_like(ids, dtype=torch.int32, memory_format=torch.contiguous_format)
-    return (*_empty(x, ids.shape[0] * ids.shape[1], x.shape[1], quantise), ends, place)
+    return (*_empty(x, ids.shape[0] * ids.shape[1], x.shape[1], kind), ends, place)
 
 
-def _rows(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, ...]:
-    out, scales, ends, place = made = _new_rows(x, ids, experts, quantise)
+def _rows(x: Any, ids: Any, experts: int, kind: Any) -> tuple[Any, ...]:
+    out, scales, ends, place = made = _new_rows(x, ids, experts, kind)
     kernels, x, ids = _kernels(), x.contiguous(), ids.contiguous()
     (tokens, chosen), columns = ids.shape, x.shape[1]
     count = tokens * chosen
     programs, blocks = _over(columns)
     how = launched(x.device)
-    given = {"CHOSEN": chosen, "BLOCKS": blocks, "QUANTISE": quantise, **how}
+    given = {"CHOSEN": chosen, "BLOCKS": blocks, **_quantising(kind), **how}
     with on(x):
         if count <= _FEW[-1]:
             size = next(one for one in _FEW if count <= one)
             kernels.route_and_gather[max(count, experts), programs](
-                ids, x, _bytes(out, quantise), scales, ends, place, count, experts, columns,
+                ids, x, _bytes(out, kind), scales, ends, place, count, experts, columns,
                 IDS=size, **given,
             )  # fmt: skip
             return made
         kernels.route[(experts,)](ids, ends, place, count, experts, TILE=_TILE, num_warps=16, **how)
-        kernels.gather[tokens, programs](x, place, _bytes(out, quantise), scales, columns, **given)
+        kernels.gather[tokens, programs](x, place, _bytes(out, kind), scales, columns, **given)
     return made
 
 
 def _activation(
-    hidden: Any, ends: Any, quantise: bool, bias: Any, interleaved: bool, limit: float | None
+    hidden: Any, ends: Any, kind: Any, bias: Any, interleaved: bool, limit: float | None
 ) -> tuple[Any, Any]:
     rows, columns, experts = hidden.shape[0], hidden.shape[1] // 2, ends.shape[0]
-    out, scales = made = _empty(hidden, rows, columns, quantise)
+    out, scales = made = _empty(hidden, rows, columns, kind)
     if rows:
         programs, blocks = _over(columns)
         # Only a bias needs a row's expert.
@@ -145,9 +150,9 @@ def _activation(
         with on(hidden):
             _kernels().gated_activation[rows, programs](
                 hidden.contiguous(), ends, None if bias is None else bias.contiguous(),
-                _bytes(out, quantise), scales, experts, columns, limit,
-                EXPERTS=padded, BLOCKS=blocks, INTERLEAVED=interleaved, QUANTISE=quantise,
-                **launched(hidden.device),
+                _bytes(out, kind), scales, experts, columns, limit,
+                EXPERTS=padded, BLOCKS=blocks, INTERLEAVED=interleaved,
+                **_quantising(kind), **launched(hidden.device),
             )  # fmt: skip
     return made
 
@@ -167,9 +172,9 @@ def _sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any, ids: Any) -
 
 
 def _fake_activation(
-    hidden: Any, ends: Any, quantise: bool, bias: Any, interleaved: bool, limit: float | None
+    hidden: Any, ends: Any, kind: Any, bias: Any, interleaved: bool, limit: float | None
 ) -> tuple[Any, Any]:
-    return _empty(hidden, hidden.shape[0], hidden.shape[1] // 2, quantise)
+    return _empty(hidden, hidden.shape[0], hidden.shape[1] // 2, kind)
 
 
 def _fake_sum(rows: Any, place: Any, weights: Any, dtype: Any, bias: Any, ids: Any) -> Any:
@@ -186,21 +191,21 @@ for _name, _run, _fake in (
     torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
 
 
-def rows_of_experts(x: Any, ids: Any, experts: int, quantise: bool) -> tuple[Any, Any, Any, Any]:
+def rows_of_experts(x: Any, ids: Any, experts: int, kind: Any = None) -> tuple[Any, Any, Any, Any]:
     """Rows of the chosen experts sorted by expert, [tokens * chosen, hidden]; their scales; the experts'
     ends, int32 [experts]; and where the row of each id is, int32 like ids, -1 for an id of none.
 
-    The sort is stable, so that the same ids always give the same order. `quantise`: the rows are
-    torch.float8_e4m3fn, with scales fp32 [rows, hidden / 128] (else [0, 0]). Rows behind the last expert's
-    are undefined."""
-    found: tuple[Any, Any, Any, Any] = torch.ops.gemmtune.moe_rows(x, ids, experts, quantise)
+    The sort is stable, so that the same ids always give the same order. `kind`: torch.float8_e4m3fn or
+    torch.float8_e4m3fnuz, which the rows are quantised to, with scales fp32 [rows, hidden / 128]; None leaves
+    them as they are, with scales [0, 0]. Rows behind the last expert's are undefined."""
+    found: tuple[Any, Any, Any, Any] = torch.ops.gemmtune.moe_rows(x, ids, experts, kind)
     return found
 
 
 def activation(
     hidden: Any,
     ends: Any,
-    quantise: bool,
+    kind: Any = None,
     bias: Any = None,
     interleaved: bool = False,
     limit: float | None = None,
@@ -208,9 +213,7 @@ def activation(
     """silu(gate) * up of hidden [rows, 2 * intermediate], or swigluoai where there is a limit, computed in
     fp32 and rounded once; and its scales, as of rows_of_experts(). bias: [experts, 2 * intermediate], added
     to the rows of each expert before. The gate's columns come first, or take turns with those of up."""
-    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(
-        hidden, ends, quantise, bias, interleaved, limit
-    )
+    found: tuple[Any, Any] = torch.ops.gemmtune.moe_activation(hidden, ends, kind, bias, interleaved, limit)
     return found
 
 

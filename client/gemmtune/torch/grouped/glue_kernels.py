@@ -1,7 +1,8 @@
 """Triton kernels between the two grouped products of a mixture of experts. glue.py launches them.
 
 A kernel that quantises writes e4m3 as bytes by arithmetic of integers, so that it runs on devices, and in
-Triton's interpreter, whose Triton has no such type.
+Triton's interpreter, whose Triton has no such type. FNUZ: gfx942's e4m3, whose exponents' bias is 8 and not
+7, and whose only zero is positive.
 
 DEPENDENT: the kernel may start while the previous launch ends, and waits for it before it touches memory; the
 next launch may start as soon as every program runs.
@@ -17,8 +18,8 @@ from gemmtune.torch.grouped import activation
 
 #: Elements that share a scale.
 BLOCK = tl.constexpr(128)
-#: The largest e4m3.
-_MOST = tl.constexpr(448.0)
+#: The largest e4m3, and the largest of FNUZ.
+_MOST, _MOST_FNUZ = tl.constexpr(448.0), tl.constexpr(240.0)
 #: The least scale: of a block of zeros too. Its reciprocal is finite.
 LEAST_SCALE = tl.constexpr(2.0**-100)
 #: What swigluoai multiplies the gate by in its sigmoid.
@@ -41,24 +42,32 @@ def _expert(ids, at, within, experts):
 
 
 @triton.jit
-def _e4m3(x):
-    """The bytes of fp32 numbers of at most 448, rounded to nearest even."""
+def _e4m3(x, FNUZ: tl.constexpr):
+    """The bytes of fp32 numbers of at most the largest, rounded to nearest even."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     magnitude = bits & 0x7FFFFFFF
-    # 20 bits of the mantissa go; the exponent's bias of 127 becomes 7.
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 the step is 2^-9: the last place of 2^14, which the sum is rounded to.
-    small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    found = tl.where(magnitude < 0x3C800000, small, normal)
-    # NaN and infinity, which 448 or less has none of.
-    return (tl.where(magnitude >= 0x7F800000, 0x7F, found) | sign).to(tl.uint8)
+    # 20 bits of the mantissa go; the exponent's bias of 127 becomes 7 or 8.
+    rounded = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    # NaN and infinity, which numbers of at most the largest have none of, become NaN.
+    if FNUZ:
+        # Below 2^-7 the step is 2^-10: the last place of 2^13, which the sum is rounded to.
+        small = (tl.abs(x) + 8192.0).to(tl.uint32, bitcast=True) - 0x46000000
+        found = tl.where(magnitude < 0x3C000000, small, rounded - (119 << 3))
+        found = tl.where(magnitude >= 0x7F800000, 0x80, tl.where(found == 0, 0, found | sign))
+    else:
+        # Below 2^-6 the step is 2^-9: the last place of 2^14.
+        small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        found = tl.where(magnitude < 0x3C800000, small, rounded - (120 << 3))
+        found = tl.where(magnitude >= 0x7F800000, 0x7F, found) | sign
+    return found.to(tl.uint8)
 
 
 @triton.jit
-def _block_scale(x):
+def _block_scale(x, FNUZ: tl.constexpr):
     """fp32 [blocks, BLOCK] -> the blocks' scales [blocks]."""
-    return tl.maximum(tl.max(tl.abs(x), 1) * (1.0 / _MOST), LEAST_SCALE)
+    most: tl.constexpr = _MOST_FNUZ if FNUZ else _MOST
+    return tl.maximum(tl.max(tl.abs(x), 1) * (1.0 / most), LEAST_SCALE)
 
 
 @triton.jit
@@ -69,10 +78,10 @@ def _positions(block, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _store_quantised(x, row, out, scales, at, blocks, columns):
+def _store_quantised(x, row, out, scales, at, blocks, columns, FNUZ: tl.constexpr):
     """Quantises blocks of a row, and stores them with their scales."""
-    scale = _block_scale(x)
-    q = _e4m3(x * tl.div_rn(1.0, scale)[:, None])
+    scale = _block_scale(x, FNUZ)
+    q = _e4m3(x * tl.div_rn(1.0, scale)[:, None], FNUZ)
     width = tl.cdiv(columns, BLOCK)
     tl.store(out + row * columns + at, q, mask=at < columns)
     tl.store(scales + row * width + blocks, scale, mask=blocks < width)
@@ -82,7 +91,7 @@ def _store_quantised(x, row, out, scales, at, blocks, columns):
 def route_and_gather(
     ids, x, out, scales, ends, place, count, experts, columns,
     CHOSEN: tl.constexpr, IDS: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    FNUZ: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Routing and the rows of few ids (count <= IDS), in one launch: a program counts the ids that sort
     before its own, and copies the token's row there. Programs are ids, and experts for their ends."""
@@ -107,7 +116,7 @@ def route_and_gather(
             found = tl.load(x + token * columns + columns_at, mask=columns_at < columns, other=0.0)
             if QUANTISE:
                 _store_quantised(
-                    found.to(tl.float32), row.to(tl.int64), out, scales, columns_at, blocks, columns
+                    found.to(tl.float32), row.to(tl.int64), out, scales, columns_at, blocks, columns, FNUZ
                 )
             else:
                 tl.store(out + row.to(tl.int64) * columns + columns_at, found, mask=columns_at < columns)
@@ -147,7 +156,8 @@ def route(ids, ends, place, count, experts, TILE: tl.constexpr, DEPENDENT: tl.co
 @triton.jit
 def gather(
     x, place, out, scales, columns,
-    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, DEPENDENT: tl.constexpr,
+    CHOSEN: tl.constexpr, BLOCKS: tl.constexpr, QUANTISE: tl.constexpr, FNUZ: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A token's row to the places of its experts; quantised once for all of them."""
     begin(DEPENDENT)
@@ -156,8 +166,8 @@ def gather(
     found = tl.load(x + token * columns + at, mask=at < columns, other=0.0)
     if QUANTISE:
         values = found.to(tl.float32)
-        scale = _block_scale(values)
-        q = _e4m3(values * tl.div_rn(1.0, scale)[:, None])
+        scale = _block_scale(values, FNUZ)
+        q = _e4m3(values * tl.div_rn(1.0, scale)[:, None], FNUZ)
         width = tl.cdiv(columns, BLOCK)
     for one in tl.static_range(CHOSEN):
         row = tl.load(place + token * CHOSEN + one).to(tl.int64)
@@ -200,7 +210,7 @@ def gated(gate, up, limit):
 def gated_activation(
     hidden, ends, bias, out, scales, experts, columns, limit,
     EXPERTS: tl.constexpr, BLOCKS: tl.constexpr, INTERLEAVED: tl.constexpr, QUANTISE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    FNUZ: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The activation of rows [2 * columns] in fp32, after the bias of the row's expert where there is one:
     silu(gate) * up, or with a limit swigluoai. Rows of no expert are left alone. EXPERTS: a power of two, at
@@ -220,7 +230,7 @@ def gated_activation(
             up += of_up
         found = gated(gate, up, limit)
         if QUANTISE:
-            _store_quantised(found, row, out, scales, at, blocks, columns)
+            _store_quantised(found, row, out, scales, at, blocks, columns, FNUZ)
         else:
             tl.store(out + row * columns + at, found.to(out.dtype.element_ty), mask=at < columns)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.grouped import few_tokens, glue
+from gemmtune.torch.grouped import ends, few_tokens, glue
 from gemmtune.torch.grouped.activation import activated, limit_of
 from gemmtune.torch.grouped.experts import QuantizedExperts
 from gemmtune.torch.grouped.layer_checks import (
@@ -18,8 +18,9 @@ from gemmtune.torch.grouped.layer_checks import (
     check_scaled,
     tensors_of,
 )
-from gemmtune.torch.grouped.scaled import TYPE, quantised
+from gemmtune.torch.grouped.scaled import TYPES, quantised
 from gemmtune.torch.grouped.steps import by_kernels, weights_of
+from gemmtune.torch.watch import WATCHERS
 
 
 def moe(
@@ -43,7 +44,8 @@ def moe(
     x [tokens, hidden]; gate_up [experts, 2 * intermediate, hidden], the gate's rows first; down [experts,
     hidden, intermediate]; weights and ids [tokens, chosen], ids whole numbers. An id that is negative, or no
     expert of these, adds nothing: its expert lies on another device. Sums are in fp32 and always in the same
-    order; the result has x's type. The host waits for nothing. Raises GroupError, a ValueError.
+    order; the result has x's type. The host waits for nothing, and report() counts ids beyond the experts.
+    Raises GroupError, a ValueError.
 
     gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden] are float32, bfloat16 or float16,
     whatever x is, and added in fp32; None is none. interleaved: rows of gate_up (and its bias) take turns,
@@ -51,11 +53,12 @@ def moe(
     sigmoid(1.702 * gate) of the gate clamped to at most swiglu_limit and up clamped to at most that in
     magnitude (default: 7, as gpt-oss's). experts_from_gpt_oss() reads all of these but x, weights and ids.
 
-    Weights of torch.float8_e4m3fn have fp32 scales of 128 x 128 blocks, gate_up_scale [experts,
-    2 * intermediate / 128, hidden / 128] and down_scale [experts, hidden / 128, intermediate / 128] (partial
-    blocks count), as DeepSeek-V3 ships them. x and the activation are then quantised by 128 elements of a
-    row: each element is off by at most 1/16 of itself or 2^-18 of the largest of its 128, whichever is more.
-    Where no row of a table serves them scaled_grouped_mm() waits for the device.
+    Weights of torch.float8_e4m3fn, or of gfx942's torch.float8_e4m3fnuz, have fp32 scales of 128 x 128
+    blocks, gate_up_scale [experts, 2 * intermediate / 128, hidden / 128] and down_scale [experts,
+    hidden / 128, intermediate / 128] (partial blocks count), as DeepSeek-V3 ships them. x and the activation
+    are then quantised to that type by 128 elements of a row: each element is off by at most 1/16 of itself or
+    2^-18 of the largest of its 128, whichever is more. Where no row of a table serves them
+    scaled_grouped_mm() waits for the device.
 
     Weights of 4 bits are QuantizedExperts, gate_up and down both, for x of bfloat16 or float16. Their
     products are grouped_mm_w4a16(): where no row of a table serves one it dequantises the weights of all
@@ -74,32 +77,37 @@ def moe(
     if isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts):
         check_quantised(x, gate_up, down, gate_up_scale, down_scale)
         check_no_gradient(4, *floats)
-    elif TYPE in (gate_up.dtype, down.dtype) or gate_up_scale is not None or down_scale is not None:
+    elif gate_up.dtype in TYPES or down.dtype in TYPES or gate_up_scale is not None or down_scale is not None:
         check_scaled(x, gate_up, down, gate_up_scale, down_scale)
         check_no_gradient(8, x, weights, gate_up_bias, down_bias)
+    counts = bool(WATCHERS) and not torch.compiler.is_compiling()
     if glue.runs(*floats):
         given = x, weights, ids, first, second, gate_up_bias, down_bias, interleaved, limit
         # The operator decides by the tokens when it runs, so that a compiled graph serves any number.
         if torch.compiler.is_compiling() or few_tokens.takes(x, ids, first, second):
-            return few_tokens.layer(*given)
+            return few_tokens.layer(*given)  # which counts ids as well
+        if counts:
+            ends.check_ids(ids, experts)
         return by_kernels(*given)
-    scaled = first.scaled
-    sources, ends, place, here = sorted_rows(ids, experts)
-    if scaled:
-        rows, scales = quantised(x)
+    if counts:
+        ends.check_ids(ids, experts)
+    kind = first.rows_type
+    sources, offsets, place, here = sorted_rows(ids, experts)
+    if kind is not None:
+        rows, scales = quantised(x, kind)
         # Not every torch indexes 8-bit floats.
-        rows, scales = rows.view(torch.uint8)[sources].view(TYPE), scales[sources]
+        rows, scales = rows.view(torch.uint8)[sources].view(kind), scales[sources]
     else:
         rows, scales = x[sources], None
-    hidden = first.product(rows, scales, ends, x.dtype)
+    hidden = first.product(rows, scales, offsets, x.dtype)
     if gate_up_bias is not None:
         numbers = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
-        hidden = hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(ends, numbers, right=True)]
-    elif scaled or limit is not None:
+        hidden = hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(offsets, numbers, right=True)]
+    elif kind is not None or limit is not None:
         hidden = hidden.float()
     rows = activated(hidden, interleaved, limit)
-    rows, scales = quantised(rows) if scaled else (rows.to(x.dtype), None)
-    out = second.product(rows, scales, ends, x.dtype)[place].float()
+    rows, scales = quantised(rows, kind) if kind is not None else (rows.to(x.dtype), None)
+    out = second.product(rows, scales, offsets, x.dtype)[place].float()
     if down_bias is not None:
         out = out + down_bias.float()[ids.to(torch.int64).clamp(0, experts - 1)]
     # Rows of no expert are undefined, and may be NaN: they are replaced before they are multiplied, or the

@@ -9,7 +9,7 @@ import torch
 from gemmtune.torch.grouped import weights as weight_products
 from gemmtune.torch.grouped.experts import QuantizedExperts
 from gemmtune.torch.grouped.operators import GroupError
-from gemmtune.torch.grouped.scaled import OUTPUTS, TYPE, scale_shapes
+from gemmtune.torch.grouped.scaled import OUTPUTS, TYPES, scale_shapes
 
 
 def check(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> None:
@@ -65,15 +65,15 @@ def check_biases(x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bias: 
 
 def check_scaled(x: Any, gate_up: Any, down: Any, gate_up_scale: Any, down_scale: Any) -> None:
     """Raises GroupError for 8-bit weights and scales that do not fit each other."""
-    if gate_up.dtype is not TYPE or down.dtype is not TYPE or x.dtype not in OUTPUTS:
+    if gate_up.dtype not in TYPES or down.dtype is not gate_up.dtype or x.dtype not in OUTPUTS:
         raise GroupError(
             f"x is {x.dtype}, gate_up {gate_up.dtype} and down {down.dtype}; weights with scales are both "
-            f"{TYPE}, for x of bfloat16, float16 or float32"
+            f"{' or both '.join(map(str, TYPES))}, for x of bfloat16, float16 or float32"
         )
     for name, weight, scale in (("gate_up", gate_up, gate_up_scale), ("down", down, down_scale)):
         wanted = scale_shapes(x.shape[0], *weight.shape)["blocks"][1]
         if scale is None:
-            raise GroupError(f"{name} is {TYPE} without {name}_scale, fp32 {list(wanted)}")
+            raise GroupError(f"{name} is {weight.dtype} without {name}_scale, fp32 {list(wanted)}")
         if scale.dtype is not torch.float32 or tuple(scale.shape) != wanted or scale.device != x.device:
             raise GroupError(
                 f"{name}_scale is {list(scale.shape)} of {scale.dtype} on {scale.device}; it must be "

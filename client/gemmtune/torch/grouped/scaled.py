@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from gemmtune.row import Row
 
 BLOCK = 128
-#: The type of the operands, and those of outputs.
-TYPE, OUTPUTS = torch.float8_e4m3fn, (torch.bfloat16, torch.float16, torch.float32)
+#: The types of the operands, gfx942's second, and the largest number of each; the types of outputs.
+MOST: dict[Any, float] = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
+TYPES, OUTPUTS = tuple(MOST), (torch.bfloat16, torch.float16, torch.float32)
 #: Scales of the weights and of the rows in a canonical problem -> their name here; and its wire.
 _SCALES = {("block_128x128", "block_1x128"): "blocks", ("outer", "outer"): "rows"}
 _WIRES: dict[str, Any] = {"blocks": {"a": "block_1x128", "b": "block_128x128"}, "rows": "row"}
 #: What k and n of torch._scaled_grouped_mm are multiples of.
 _WHOLE = 16
-#: What a program has of such a product but M: groups, N, K, the scales, the output's type.
-ScaledGroupedKey = tuple[int, int, int, str, Any]
+#: What a program has of such a product but M: groups, N, K, the operands' type, the scales, the output's
+#: type.
+ScaledGroupedKey = tuple[int, int, int, Any, str, Any]
 
 
 class ScaledGroupedProduct(NamedTuple):
@@ -38,6 +40,7 @@ class ScaledGroupedProduct(NamedTuple):
     groups: int
     n: int
     k: int
+    dtype: Any
     scales: str
     out_dtype: Any
     routing: str = "uniform"
@@ -54,14 +57,9 @@ class ScaledGroupedProduct(NamedTuple):
         return ""
 
     @property
-    def dtype(self) -> Any:
-        """The type of the operands."""
-        return TYPE
-
-    @property
     def key(self) -> ScaledGroupedKey:
         """All but M and the routing."""
-        return self.groups, self.n, self.k, self.scales, self.out_dtype
+        return self.groups, self.n, self.k, self.dtype, self.scales, self.out_dtype
 
     @property
     def preference(self) -> int:
@@ -71,29 +69,29 @@ class ScaledGroupedProduct(NamedTuple):
     @property
     def type_name(self) -> str:
         """The number format and the groups, for people."""
-        return f"{NAMES[TYPE]} in {self.groups} groups"
+        return f"{NAMES[self.dtype]} in {self.groups} groups"
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""
         return {
-            "m": self.m, "n": self.n, "k": self.k, "dtype": NAMES[TYPE], "dtype_d": NAMES[self.out_dtype],
-            "trans_b": True, "groups": self.groups, "routing": routing_wire(self.routing),
-            "scaling": _WIRES[self.scales],
+            "m": self.m, "n": self.n, "k": self.k, "dtype": NAMES[self.dtype],
+            "dtype_d": NAMES[self.out_dtype], "trans_b": True, "groups": self.groups,
+            "routing": routing_wire(self.routing), "scaling": _WIRES[self.scales],
         }  # fmt: skip
 
 
 def of_row(row: Row) -> ScaledGroupedProduct | None:
     """The product of a row; None if the row is another's, or its operands are not packed."""
     p = row.canonical
-    groups, out = p.get("groups", 0), DTYPES.get(p["dtype_d"])
+    groups, dtype, out = p.get("groups", 0), DTYPES.get(p["dtype_b"]), DTYPES.get(p["dtype_d"])
     scales = _SCALES.get((p["scale_a"], p["scale_b"]))
     m, n, k = p["n"], p["m"], p["k"]
-    if not groups or DTYPES.get(p["dtype_b"]) is not TYPE or scales is None or out not in OUTPUTS:
+    if not groups or dtype not in TYPES or scales is None or out not in OUTPUTS:
         return None
     packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == n and p["stride_a"] == n * k
     if not packed or set(row.operands) != {"a", "b", "d", "scale_a", "scale_b", "offsets"}:
         return None
-    return ScaledGroupedProduct(m, groups, n, k, scales, out, p["routing"])
+    return ScaledGroupedProduct(m, groups, n, k, dtype, scales, out, p["routing"])
 
 
 def of_call(
@@ -114,7 +112,9 @@ def key_of_call(
         return None
     groups, k, n = w.shape
     out = torch.bfloat16 if out_dtype is None else out_dtype
-    if x.dtype is not TYPE or w.dtype is not TYPE or x.shape[1] != k or out not in OUTPUTS or not w.numel():
+    if x.dtype not in TYPES or w.dtype is not x.dtype or x.shape[1] != k or out not in OUTPUTS:
+        return None
+    if not w.numel():
         return None
     if w.stride() != (k * n, 1, k) or offs.dtype is not torch.int32 or offs.shape != (groups,):
         return None
@@ -124,7 +124,7 @@ def key_of_call(
         return None
     if not x.device == w.device == scale_x.device == scale_w.device == offs.device:
         return None
-    return groups, n, k, "rows", out
+    return groups, n, k, x.dtype, "rows", out
 
 
 def scale_shapes(m: int, groups: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -133,17 +133,18 @@ def scale_shapes(m: int, groups: int, n: int, k: int) -> dict[str, tuple[tuple[i
     return {"blocks": ((m, along_k), (groups, down, along_k)), "rows": ((m,), (groups, n))}
 
 
-#: The largest number of the type, and the least scale: a block of zeros has it too. Its reciprocal is finite.
-_MOST, _LEAST_SCALE = 448.0, 2.0**-100
+#: The least scale: a block of zeros has it too. Its reciprocal is finite.
+_LEAST_SCALE = 2.0**-100
 
 
-def quantised(x: Any) -> tuple[Any, Any]:
-    """Rows [m, k] as 8-bit floats, with a scale for 128 elements of a row: the largest of them becomes 448.
-    Returns x and its scales, fp32 [m, k / 128]; elements are rounded to nearest even."""
+def quantised(x: Any, kind: Any = TYPES[0]) -> tuple[Any, Any]:
+    """Rows [m, k] as 8-bit floats of one of TYPES, with a scale for 128 elements of a row: the largest of
+    them becomes the largest number of the type. Returns x and its scales, fp32 [m, k / 128]; elements are
+    rounded to nearest even."""
     m, k = x.shape
     blocks = torch.nn.functional.pad(x.float(), (0, -k % BLOCK)).view(m, -(-k // BLOCK), BLOCK)
-    scales = (blocks.abs().amax(-1) * (1 / _MOST)).clamp(min=_LEAST_SCALE)
-    rounded = (blocks * scales.reciprocal()[..., None]).to(TYPE)
+    scales = (blocks.abs().amax(-1) * (1 / MOST[kind])).clamp(min=_LEAST_SCALE)
+    rounded = (blocks * scales.reciprocal()[..., None]).to(kind)
     return rounded.view(m, -1)[:, :k].contiguous(), scales
 
 
@@ -175,8 +176,10 @@ def by_torchs_call(
     p: ScaledGroupedProduct, x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any
 ) -> Any | None:
     """torch._scaled_grouped_mm, which copies nothing to the host; None for what it does not take: blocks,
-    other outputs than bf16, other devices than Hopper's."""
-    if p.scales != "rows" or p.out_dtype is not torch.bfloat16 or p.k % _WHOLE or p.n % _WHOLE:
+    gfx942's type, other outputs than bf16, other devices than Hopper's."""
+    if p.dtype is not TYPES[0] or p.scales != "rows" or p.out_dtype is not torch.bfloat16:
+        return None
+    if p.k % _WHOLE or p.n % _WHOLE:
         return None
     if not x.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(x.device)[0] != 9:
         return None
@@ -222,16 +225,16 @@ def make(p: ScaledGroupedProduct, device: Any) -> ScaledGroupedOperands:
         return torch.randn(shape, generator=random, device=device)
 
     counts = counts_of(p.routing, p.m, p.groups, random, device)
-    weight = torch.empty((p.groups, p.n, p.k), dtype=TYPE, device=device)
+    weight = torch.empty((p.groups, p.n, p.k), dtype=p.dtype, device=device)
     for one in weight:  # as fp32 all of them may not fit
-        one.copy_(floats(p.n, p.k).to(TYPE))
+        one.copy_(floats(p.n, p.k).to(p.dtype))
     of_x, of_w = (
         torch.rand(shape, generator=random, device=device) + 0.5
         for shape in scale_shapes(p.m, p.groups, p.n, p.k)[p.scales]
     )
     ends = counts.cumsum(0).to(torch.int32)
     out = torch.empty((p.m, p.n), dtype=p.out_dtype, device=device)
-    return ScaledGroupedOperands(floats(p.m, p.k).to(TYPE), weight, of_x, of_w, ends, ends.tolist(), out)
+    return ScaledGroupedOperands(floats(p.m, p.k).to(p.dtype), weight, of_x, of_w, ends, ends.tolist(), out)
 
 
 def torch_call(p: ScaledGroupedProduct, given: ScaledGroupedOperands) -> Callable[[], Any]:

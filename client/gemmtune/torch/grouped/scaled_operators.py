@@ -12,7 +12,7 @@ from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.operators import GroupError, checked, smallest
 from gemmtune.torch.grouped.scaled import (
     OUTPUTS,
-    TYPE,
+    TYPES,
     ScaledGroupedProduct,
     by_torch,
     by_torchs_call,
@@ -36,8 +36,9 @@ def product_of(
 ) -> ScaledGroupedProduct:
     """The product of a call. Only shapes, types and devices are looked at. Raises GroupError."""
     checked(x, weight, offsets)
-    if x.dtype is not TYPE:
-        raise GroupError(f"x and the weights are of {x.dtype}; scaled_grouped_mm multiplies {TYPE}")
+    if x.dtype not in TYPES:
+        types = " or ".join(map(str, TYPES))
+        raise GroupError(f"x and the weights are of {x.dtype}; scaled_grouped_mm multiplies {types}")
     if out_dtype not in OUTPUTS:
         raise GroupError(f"out_dtype is {out_dtype}; it must be bfloat16, float16 or float32")
     for name, one in (("scale_x", scale_x), ("scale_w", scale_w)):
@@ -57,7 +58,7 @@ def product_of(
             f"scale_x is {list(given[0])} and scale_w {list(given[1])}; they must be {list(blocks[0])} and "
             f"{list(blocks[1])} for blocks of 128, or {list(rows[0])} and {list(rows[1])} for rows"
         )
-    return ScaledGroupedProduct(m, groups, n, k, scales, out_dtype)
+    return ScaledGroupedProduct(m, groups, n, k, x.dtype, scales, out_dtype)
 
 
 def _run(x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any, out_dtype: Any) -> Any:
@@ -119,7 +120,8 @@ def scaled_grouped_mm(
     x: Any, weight: Any, scale_x: Any, scale_w: Any, offs: Any, *, out_dtype: Any = torch.bfloat16
 ) -> Any:
     """grouped_mm() of 8-bit floats with scales: D[m, n] in `out_dtype`, rows of x[m, k] by the weights of
-    their group, weight[groups, n, k] (contiguous), both torch.float8_e4m3fn.
+    their group, weight[groups, n, k] (contiguous), both torch.float8_e4m3fn, or both
+    torch.float8_e4m3fnuz, which gfx942 multiplies.
 
     Scales are float32: for blocks scale_x [m, k / 128] and scale_w [groups, n / 128, k / 128] (partial blocks
     count), as DeepSeek-V3 ships them, or for rows scale_x [m] and scale_w [groups, n]. Sums are added in fp32

@@ -36,6 +36,11 @@ class ExpertWeights(NamedTuple):
         """Whether the weights have 8 bits, and rows are quantised."""
         return len(self.tensors) == 2 and not self.packed
 
+    @property
+    def rows_type(self) -> Any | None:
+        """The type that rows are quantised to, the weights'; None if they are not."""
+        return self.tensors[0].dtype if self.scaled else None
+
     def product(self, rows: Any, scales: Any, ends: Any, dtype: Any) -> Any:
         """Rows sorted by expert, by the weights of theirs. `scales`: of quantised rows."""
         if self.packed:
@@ -70,9 +75,9 @@ def by_kernels(
     limit: float | None,
 ) -> Any:
     """The layer of rows that glue.runs() takes."""
-    scaled = gate_up.scaled
-    rows, scales, ends, place = glue.rows_of_experts(x, ids, gate_up.experts, scaled)
+    kind = gate_up.rows_type
+    rows, scales, ends, place = glue.rows_of_experts(x, ids, gate_up.experts, kind)
     hidden = gate_up.product(rows, scales, ends, x.dtype)
-    rows, scales = glue.activation(hidden, ends, scaled, gate_up_bias, interleaved, limit)
+    rows, scales = glue.activation(hidden, ends, kind, gate_up_bias, interleaved, limit)
     out = down.product(rows, scales, ends, x.dtype)
     return glue.weighted_sum(out, place, weights, x.dtype, down_bias, None if down_bias is None else ids)

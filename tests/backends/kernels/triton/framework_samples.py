@@ -28,3 +28,12 @@ def block_scaled(m: int, n: int, k: int, kind: str = "fp8_e4m3", **options: Any)
 def grouped(rows: int, n: int, k: int, groups: int, kind: str = "bf16", **options: Any) -> GemmProblem:
     """Rows x[rows,k] of groups times w[groups,n,k] transposed."""
     return from_linear(rows, n, k, kind, **{"groups": groups, "routing": "uniform", **options})
+
+
+def scaled_grouped(
+    rows: int, n: int, k: int, groups: int, kind: str = "fp8_e4m3", *, of_rows: bool = False, **options: Any
+) -> GemmProblem:
+    """grouped() of 8-bit floats with scales of blocks, or of rows, to bf16."""
+    scales = ("outer", "outer") if of_rows else ("block_1x128", "block_128x128")
+    told = {"dtype_d": "bf16", "scale_a": scales[0], "scale_b": scales[1], **options}
+    return grouped(rows, n, k, groups, kind, **told)

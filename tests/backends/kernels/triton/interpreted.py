@@ -222,16 +222,21 @@ def verify(
 def run_with_ends(
     problem: GemmProblem, solution: Solution, ends: list[int], kernels: SimpleNamespace, here: Environment
 ) -> dict[str, Any]:
-    """Whether a grouped product is right for the ends, clamped to its rows, and writes no row beyond the
-    last."""
+    """Whether a grouped product, whose scales are 1, is right for the ends, clamped to its rows, and writes
+    no row beyond the last."""
     config = FAMILIES[solution.family].config(problem, solution.parameters)
     m, n, k, groups, rng = problem.m, problem.n, problem.k, problem.groups, np.random.default_rng(1)
-    kind = TORCH[config.product.pointer_type("d")[1:]]
+    kinds = {name: TORCH[config.product.pointer_type(name)[1:]] for name in ("a", "d")}
     rows, weights = (
         torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in ((n, k), (groups, m, k))
     )
-    held = {"a": weights.to(kind), "b": rows.to(kind), "offsets": torch.tensor(ends, dtype=torch.int32)}
-    held["d"] = torch.full((n, m), -7.0, dtype=kind)
+    held = {"a": weights.to(kinds["a"]), "b": rows.to(kinds["a"])}
+    held |= {
+        "offsets": torch.tensor(ends, dtype=torch.int32),
+        "d": torch.full((n, m), -7.0, dtype=kinds["d"]),
+    }
+    of_scales = {name: layout for name, layout in layouts(problem).items() if name.startswith("scale")}
+    held |= {name: torch.ones(layout.bytes // 4) for name, layout in of_scales.items()}
     expected, start = torch.full((n, m), -7.0), 0
     for group, end in enumerate(min(max(end, 0), n) for end in ends):
         if end > start:

@@ -15,7 +15,14 @@ import pytest
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Solution
 from backends.toolchains.triton import missing
-from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, MOE, block_scaled, grouped
+from tests.backends.kernels.triton.framework_samples import (
+    BLOCKS,
+    INDUCTOR,
+    MOE,
+    block_scaled,
+    grouped,
+    scaled_grouped,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -88,6 +95,31 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "groups, empty ones": (grouped(53, 64, 64, 6, "fp16", routing=[0, 20, 0, 1, 32, 0]), MOE),
     "one row of 33 groups": (grouped(1, 40, 50, 33), {**MOE, "GROUP_SIZE_M": 8}),
     "one group": (grouped(40, 33, 70, 1, alignment=2), {**MOE, "BLOCK_SIZE_M": 32}),
+    **{
+        f"groups, scales of blocks to {out}": (
+            scaled_grouped(53, 150, 300, 6, routing=[0, 20, 0, 1, 32, 0], dtype_d=out), MOE,
+        )
+        for out in ("bf16", "fp16", "fp32")
+    },
+    "groups, scales of blocks, whole steps": (
+        scaled_grouped(70, 150, 256, 3, routing="skewed"),
+        {**MOE, "BLOCK_SIZE_K": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_M": 32},
+    ),
+    "groups, scales of blocks, FNUZ": (
+        scaled_grouped(40, 130, 200, 5, "fp8_e4m3_fnuz"), {**MOE, "waves_per_eu": 2, "kpack": 2},
+    ),
+    **{
+        f"groups, scales of rows to {out}": (
+            scaled_grouped(53, 70, 100, 6, of_rows=True, routing=[0, 20, 0, 1, 32, 0], dtype_d=out), MOE,
+        )
+        for out in ("bf16", "fp16", "fp32")
+    },
+    "groups, scales of rows, FNUZ": (
+        scaled_grouped(40, 70, 200, 5, "fp8_e4m3_fnuz", of_rows=True), {**MOE, "BLOCK_SIZE_K": 256},
+    ),
+    "one row of 33 scaled groups": (
+        scaled_grouped(1, 140, 130, 33, alignment=1), {**MOE, "GROUP_SIZE_M": 8, "BLOCK_SIZE_K": 64},
+    ),
     "one of each": (from_linear(1, 1, 1, "bf16"), {}),
     "one row": (from_linear(1, 130, 100, "bf16", alignment=2), {"split_k": 2, "swap": True}),
 }  # fmt: skip
@@ -180,6 +212,20 @@ def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
         ("groups", ("rows_of_block", "block - earlier", "block - block")),
         ("groups, empty ones", ("rows_of_block", "up_to <= block", "up_to < block")),
         ("one row of 33 groups", ("fused_moe", "group.to(tl.int64) * stride_b", "0")),
+        (
+            "groups, scales of blocks to bf16",
+            ("fused_moe_scaled", "scale_a + rm * blocks", "scale_a + rm * 0"),
+        ),
+        (
+            "groups, scales of blocks to bf16",
+            ("fused_moe_scaled", "group.to(tl.int64) * tl.cdiv(N, SCALED_N)", "0"),
+        ),
+        ("groups, scales of blocks to fp16", ("fused_moe_scaled", "step * BLOCK_K // SCALED_K", "step * 0")),
+        ("groups, scales of blocks to fp32", ("fused_moe_scaled", "from_n // SCALED_N", "from_n * 0")),
+        ("groups, scales of blocks to fp32", ("fused_moe_scaled", "left = K -", "left = K + 1 -")),
+        ("groups, scales of rows to bf16", ("fused_moe_scaled", "scale_a + rm,", "scale_a + rm * 0,")),
+        ("groups, scales of rows to bf16", ("fused_moe_scaled", "group.to(tl.int64) * N", "0")),
+        ("groups, scales of rows to fp32", ("fused_moe_scaled", "(rn < N)[None", "(rn < N + 1)[None")),
     ],
 )
 def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Callable[[str], dict[str, Any]]) -> None:
@@ -200,13 +246,17 @@ def test_ends_that_only_the_device_knows(
 ) -> None:
     """Whatever the ends are, rows before an end that is within the rows are of its group, and no row beyond
     the last end is written."""
-    problem = grouped(60, 40, 36, 4)
-    assert interpreter(_line(problem, MOE, ends=ends))["wrong"] == ""
+    every = grouped(60, 40, 36, 4), scaled_grouped(60, 40, 36, 4), scaled_grouped(60, 40, 36, 4, of_rows=True)
+    for problem in every:
+        assert interpreter(_line(problem, MOE, ends=ends))["wrong"] == ""
 
 
 def test_a_row_beyond_the_last_end_shows(interpreter: Callable[[str], dict[str, Any]]) -> None:
     """Written rows that no group has are seen. (The interpreter computes on copies of the operands' size, so
     writes beyond them cannot be.)"""
-    mistake = "fused_moe", "rows = rm < end", "rows = rm < M"
-    wrong = interpreter(_line(grouped(60, 40, 36, 4), MOE, mistake, [20, 40, 40, 50]))["wrong"]
-    assert wrong == "rows [50, 51, 52, 53, 54, 55] are off"
+    for kernel, problem in (
+        ("fused_moe", grouped(60, 40, 36, 4)), ("fused_moe_scaled", scaled_grouped(60, 40, 36, 4)),
+    ):  # fmt: skip
+        mistake = kernel, "rows = rm < end", "rows = rm < M"
+        wrong = interpreter(_line(problem, MOE, mistake, [20, 40, 40, 50]))["wrong"]
+        assert wrong == "rows [50, 51, 52, 53, 54, 55] are off"

@@ -18,7 +18,7 @@ from gemmtune.torch import report as reported
 from gemmtune.torch.grouped import few_tokens, glue, steps
 from gemmtune.torch.grouped.few_tokens import Tiles
 from gemmtune.torch.grouped.layer import sorted_rows
-from gemmtune.torch.grouped.scaled import quantised
+from gemmtune.torch.grouped.scaled import MOST, quantised
 from torch._dynamo.backends.debugging import aot_eager
 from triton import language
 from triton.runtime import interpreter
@@ -39,25 +39,28 @@ from tests.client.torch.grouped.test_layer_options import (
     stored,
 )
 
+#: The 8-bit floats that rows are quantised to.
+FP8 = tuple(MOST)
+
 
 def few(ids: int) -> None:
     """Calls of more ids than these are routed by programs of experts, in tiles of 16."""
     glue._FEW, glue._TILE = (ids,), 16
 
 
-def routed(dtype: Any, quantise: bool, tokens: int, chosen: int, experts: int, hidden: int) -> None:
+def routed(dtype: Any, kind: Any, tokens: int, chosen: int, experts: int, hidden: int) -> None:
     """One call, compared bit by bit with torch's operations."""
     torch.manual_seed(tokens)
     x = torch.randn(tokens, hidden, dtype=dtype)
     x[0], x[-1, -1] = 0.0, 3.0e4
-    ids = torch.randint(-2, experts + 2, (tokens, chosen), dtype=torch.int32 if quantise else torch.int64)
-    rows, scales, ends, place = glue.rows_of_experts(x, ids, experts, quantise)
+    ids = torch.randint(-2, experts + 2, (tokens, chosen), dtype=torch.int64 if kind is None else torch.int32)
+    rows, scales, ends, place = glue.rows_of_experts(x, ids, experts, kind)
     sources, wanted_ends, wanted_place, here = sorted_rows(ids, experts)
     there = int(wanted_ends[-1])
     assert torch.equal(ends, wanted_ends), (ends, wanted_ends)
     assert torch.equal(place.long(), torch.where(here, wanted_place, -1))
-    if quantise:
-        wanted, wanted_scales = quantised(x)
+    if kind is not None:
+        wanted, wanted_scales = quantised(x, kind)
         assert torch.equal(scales[:there], wanted_scales[sources][:there])
         assert torch.equal(rows.view(torch.uint8)[:there], wanted.view(torch.uint8)[sources][:there])
     else:
@@ -70,38 +73,43 @@ SHAPES = ((7, 3, 5, 48), (1, 2, 9, 1100), (2, 1, 70, 130), (20, 2, 3, 8))
 def routing_of_few_ids() -> None:
     few(64)
     for shape in SHAPES:
-        routed(torch.bfloat16, False, *shape)
-        routed(torch.float16, True, *shape)
+        routed(torch.bfloat16, None, *shape)
+        for kind in FP8:
+            routed(torch.float16, kind, *shape)
 
 
 def routing_of_many_ids() -> None:
     few(0)
     for shape in SHAPES:
-        routed(torch.float16, False, *shape)
-        routed(torch.bfloat16, True, *shape)
+        routed(torch.float16, None, *shape)
+        for kind in FP8:
+            routed(torch.bfloat16, kind, *shape)
 
 
 def every_number_is_rounded_as_torch_does() -> None:
-    # All finite bf16 numbers in blocks whose largest is 448, so that the scale is 1.
+    # All finite bf16 numbers in blocks with the type's largest, so that the scale is 1.
     bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    kept = bits[bits <= 448]
-    values = torch.cat([kept, -kept, kept.new_zeros(-2 * len(kept) % 127)]).view(-1, 127)
-    x = torch.nn.functional.pad(values, (0, 1), value=448.0)[::8]
-    hidden = x.reshape(1, -1).contiguous()
     few(64)
-    rows, scales, _, _ = glue.rows_of_experts(hidden, torch.tensor([[0]]), 1, True)
-    assert torch.equal(scales, torch.ones_like(scales))
-    assert torch.equal(rows.view(torch.uint8), hidden.to(torch.float8_e4m3fn).view(torch.uint8))
+    for kind in FP8:
+        most = MOST[kind]
+        kept = bits[bits <= most]
+        values = torch.cat([kept, -kept, kept.new_zeros(-2 * len(kept) % 127)]).view(-1, 127)
+        x = torch.nn.functional.pad(values, (0, 1), value=most)[::8]
+        hidden = x.reshape(1, -1).contiguous()
+        rows, scales, _, _ = glue.rows_of_experts(hidden, torch.tensor([[0]]), 1, kind)
+        assert torch.equal(scales, torch.ones_like(scales))
+        assert torch.equal(rows.view(torch.uint8), hidden.to(kind).view(torch.uint8))
 
 
 def what_is_not_finite_stays_so() -> None:
     x = torch.zeros(1, 256, dtype=torch.bfloat16)
     x[0, 3], x[0, 200] = float("nan"), float("-inf")
     few(64)
-    rows, scales, _, _ = glue.rows_of_experts(x, torch.tensor([[0]]), 1, True)
-    found = rows.float().view(2, 128) * scales.view(2, 1)
-    assert found[0].isnan()[3]
-    assert found[1].isnan()[72]
+    for kind in FP8:
+        rows, scales, _, _ = glue.rows_of_experts(x, torch.tensor([[0]]), 1, kind)
+        found = rows.float().view(2, 128) * scales.view(2, 1)
+        assert found[0].isnan()[3]
+        assert found[1].isnan()[72]
 
 
 def activations() -> None:
@@ -112,13 +120,15 @@ def activations() -> None:
         hidden[0, 0], hidden[1, 1] = -200.0, 200.0
         gate, up = hidden.double().chunk(2, -1)
         wanted = (torch.nn.functional.silu(gate) * up)[:5]
-        out, none = glue.activation(hidden, ends, False)
+        out, none = glue.activation(hidden, ends)
         assert none.shape == (0, 0)
         assert torch.allclose(out[:5].double(), wanted, rtol=2**-8, atol=1e-30)
-        q, scales = glue.activation(hidden, ends, True)
-        each = scales[:5].repeat_interleave(128, 1)[:, :columns].double()
-        bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001
-        assert ((q[:5].double() * each - wanted).abs() <= bound).all()
+        for kind in FP8:
+            q, scales = glue.activation(hidden, ends, kind)
+            assert q.dtype is kind
+            each = scales[:5].repeat_interleave(128, 1)[:, :columns].double()
+            bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001
+            assert ((q[:5].double() * each - wanted).abs() <= bound).all()
 
 
 def activations_of_gpt_oss() -> None:
@@ -138,11 +148,11 @@ def activations_of_gpt_oss() -> None:
             wanted = silu_mul(halves if interleaved else added)
         else:
             wanted = swigluoai(added if interleaved else turned, limit)
-        out, none = glue.activation(hidden, ends, False, bias, interleaved, limit)
+        out, none = glue.activation(hidden, ends, None, bias, interleaved, limit)
         assert none.shape == (0, 0)
         # What is added in fp32 is off by its last place, and (up + 1) by that of 1.
         assert torch.allclose(out[:5].double(), wanted, rtol=2**-8, atol=1e-5)
-        q, scales = glue.activation(hidden, ends, True, bias, interleaved, limit)
+        q, scales = glue.activation(hidden, ends, FP8[0], bias, interleaved, limit)
         each = scales[:5].repeat_interleave(128, 1)[:, :columns].double()
         bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001 + 1e-5
         assert ((q[:5].double() * each - wanted).abs() <= bound).all()
@@ -151,7 +161,7 @@ def activations_of_gpt_oss() -> None:
 def what_is_not_finite_passes_the_limit() -> None:
     nan, inf = float("nan"), float("inf")
     hidden = torch.tensor([[nan, 1.0, 1.0, nan, inf, inf, -200.0, -inf]], dtype=torch.bfloat16)
-    out, _ = glue.activation(hidden, torch.tensor([1], dtype=torch.int32), False, None, True, 7.0)
+    out, _ = glue.activation(hidden, torch.tensor([1], dtype=torch.int32), None, None, True, 7.0)
     wanted = swigluoai(hidden.double())
     assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-30, equal_nan=True), out
     assert out[0].isnan().tolist() == [True, True, False, False]
@@ -207,9 +217,9 @@ def whole_layers() -> None:
 
 
 def whole_layers_of_8_bit_weights() -> None:
-    for most in (64, 0):
+    for most, kind in product((64, 0), FP8):
         few(most)
-        x, gate_up, down, weights, ids, *scales = given = layer8()
+        x, gate_up, down, weights, ids, *scales = given = layer8(kind=kind)
         ids[0], ids[1, 0] = -1, 7
         out = moe(x, gate_up, down, weights, ids, *scales)
         assert torch.equal(out[0], torch.zeros_like(out[0]))
@@ -407,10 +417,10 @@ def compiled_in_one_graph() -> None:
     x, ids = given[0], given[-1]
     end, of_one = torch.tensor([7], dtype=torch.int32), torch.randn(1, 48)
     for name, arguments in (
-        ("moe_rows", (x, ids, 5, True)),
-        ("moe_rows", (x, ids, 5, False)),
-        ("moe_activation", (x, end, True, None, False, None)),
-        ("moe_activation", (x, end, True, of_one, True, 7.0)),
+        ("moe_rows", (x, ids, 5, FP8[0])),
+        ("moe_rows", (x, ids, 5, None)),
+        ("moe_activation", (x, end, FP8[1], None, False, None)),
+        ("moe_activation", (x, end, FP8[0], of_one, True, 7.0)),
         ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16, None, None)),
         ("moe_sum", (x, ids.to(torch.int32) % 7, given[3], torch.bfloat16, torch.randn(5, 48), ids)),
     ):

@@ -57,12 +57,12 @@ def test_rows_are_those_of_torch(dtype: Any, tokens: int, chosen: int, experts: 
     for ids in (chosen_ids, chosen_ids.to(torch.int32)):
         rows, ends, place, here = sorted_rows(ids, experts)
         there = int(ends[-1])
-        found, _, found_ends, found_place = glue.rows_of_experts(x, ids, experts, False)
+        found, _, found_ends, found_place = glue.rows_of_experts(x, ids, experts)
         assert torch.equal(found_ends, ends)
         assert torch.equal(found_place.long(), torch.where(here, place, -1))
         assert torch.equal(found[:there], x[rows][:there])
     wanted, wanted_scales = quantised(x)
-    q, scales, _, _ = glue.rows_of_experts(x, chosen_ids, experts, True)
+    q, scales, _, _ = glue.rows_of_experts(x, chosen_ids, experts, torch.float8_e4m3fn)
     assert torch.equal(scales[:there], wanted_scales[rows][:there])
     assert torch.equal(q.view(torch.uint8)[:there], wanted.view(torch.uint8)[rows][:there])
 
@@ -154,9 +154,9 @@ def test_activations(columns: int, experts: int) -> None:
             wanted = silu_mul(torch.cat([added[:, ::2], added[:, 1::2]], 1) if turns else added)
         else:
             wanted = swigluoai((added if turns else interleaved(added)).cpu(), limit).cuda()
-        out, _ = glue.activation(hidden, ends, False, bias, turns, limit)
+        out, _ = glue.activation(hidden, ends, None, bias, turns, limit)
         assert torch.allclose(out[:300].double(), wanted, rtol=2**-7, atol=1e-4)
-        q, scales = glue.activation(hidden, ends, True, bias, turns, limit)
+        q, scales = glue.activation(hidden, ends, torch.float8_e4m3fn, bias, turns, limit)
         each = scales[:300].repeat_interleave(128, 1)[:, :columns].double()
         bound = torch.maximum(wanted.abs() * 2**-4, each * 2**-10) * 1.001 + 1e-4
         assert ((q[:300].double() * each - wanted).abs() <= bound).all()

@@ -52,18 +52,19 @@ _SIGNATURES: dict[str, dict[str, Any]] = {
     "route_and_gather": {
         "ids": "*i64", "x": "*bf16", "out": "*u8", "scales": _F32, "ends": "*i32", "place": "*i32",
         "count": _I32, "experts": _I32, "columns": _I32, "CHOSEN": 8, "IDS": 1024, "BLOCKS": 8,
-        "QUANTISE": True,
+        "QUANTISE": True, "FNUZ": False,
     },
     "route": {
         "ids": "*i32", "ends": "*i32", "place": "*i32", "count": _I32, "experts": _I32, "TILE": 4096,
     },
     "gather": {
         "x": "*fp16", "place": "*i32", "out": "*u8", "scales": _F32, "columns": _I32, "CHOSEN": 8,
-        "BLOCKS": 8, "QUANTISE": True,
+        "BLOCKS": 8, "QUANTISE": True, "FNUZ": False,
     },
     "gated_activation": {
         "hidden": "*bf16", "ends": "*i32", "bias": None, "out": "*bf16", "scales": _F32, "experts": _I32,
         "columns": _I32, "limit": None, "EXPERTS": 1, "BLOCKS": 8, "INTERLEAVED": False, "QUANTISE": False,
+        "FNUZ": False,
     },
     "weighted_sum": {
         "rows": "*bf16", "place": "*i32", "weights": _F32, "bias": None, "ids": None, "out": "*bf16",
@@ -98,6 +99,10 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((name, {}) for name in _SIGNATURES),
     ("gated_activation", {"bias": "*bf16", "EXPERTS": 128, "limit": "fp32", "INTERLEAVED": True}),
     ("gated_activation", {"bias": _F32, "EXPERTS": 512, "out": "*u8", "QUANTISE": True}),
+    *(
+        (name, {"out": "*u8", "QUANTISE": True, "FNUZ": True})
+        for name in ("route_and_gather", "gather", "gated_activation")
+    ),
     ("weighted_sum", {"bias": "*bf16", "ids": "*i64"}),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gemmtune.torch
@@ -24,15 +25,13 @@ def layer(dtype: Any = torch.bfloat16) -> tuple[Any, ...]:
     return x, gate_up, down, weights, ids
 
 
-def layer8(dtype: Any = torch.bfloat16) -> tuple[Any, ...]:
+def layer8(dtype: Any = torch.bfloat16, kind: Any = torch.float8_e4m3fn) -> tuple[Any, ...]:
     """With 8-bit weights, whose scales are of partial blocks too."""
     torch.manual_seed(3)
     hidden, inter = 272, 144
     x = torch.randn(TOKENS, hidden, dtype=dtype)
     x[:, 128:256] *= 100.0
-    gate_up, down = (
-        torch.randn(E, n, k).to(torch.float8_e4m3fn) for n, k in ((2 * inter, hidden), (hidden, inter))
-    )
+    gate_up, down = (torch.randn(E, n, k).to(kind) for n, k in ((2 * inter, hidden), (hidden, inter)))
     of_gate_up, of_down = torch.rand(E, 3, 3) / 100 + 0.001, torch.rand(E, 3, 2) / 20
     weights, ids = torch.softmax(torch.randn(TOKENS, E), -1).topk(CHOSEN)
     return x, gate_up, down, weights, ids, of_gate_up, of_down
@@ -44,9 +43,9 @@ def wide(weight: Any, scale: Any) -> Any:
     return weight.double() * of[:, : weight.shape[1], : weight.shape[2]]
 
 
-def dequantised(x: Any) -> Any:
+def dequantised(x: Any, kind: Any = torch.float8_e4m3fn) -> Any:
     """Rows as they are after they were quantised by blocks."""
-    q, scales = quantised(x.float())
+    q, scales = quantised(x.float(), kind)
     return q.double() * scales.double().repeat_interleave(128, 1)[:, : x.shape[1]]
 
 
@@ -55,7 +54,9 @@ def close8(out: Any, given: tuple[Any, ...]) -> bool:
     x, gate_up, down, weights, ids, *scales = given
     both = wide(gate_up, scales[0]), wide(down, scales[1])
     exact = expected(x, *both, weights, ids)
-    like = expected(dequantised(x), *both, weights, ids, dequantised)
+    like = expected(
+        dequantised(x, gate_up.dtype), *both, weights, ids, partial(dequantised, kind=gate_up.dtype)
+    )
     off = (out.double() - exact).norm() / exact.norm(), (out.double() - like).norm() / like.norm()
     return bool(off[0] < 0.05 and off[1] < 0.015)
 
@@ -172,9 +173,10 @@ def test_it_compiles_in_one_graph_and_differentiates() -> None:
     assert torch.allclose(got.double(), wanted[0].grad, rtol=0.05, atol=0.1)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_8_bit_weights(dtype: Any) -> None:
-    given = layer8(dtype)
+def test_8_bit_weights(dtype: Any, kind: Any) -> None:
+    given = layer8(dtype, kind)
     ids = given[4]
     ids[0], ids[1, 0] = -1, E
     out = moe(*given)
@@ -183,12 +185,13 @@ def test_8_bit_weights(dtype: Any) -> None:
     assert close8(out, given)
 
 
-def test_quantised_rows_are_within_their_bound() -> None:
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_quantised_rows_are_within_their_bound(kind: Any) -> None:
     torch.manual_seed(4)
     x = torch.randn(50, 300) * 10.0 ** torch.randint(-8, 8, (50, 300))
     x[3] = 0.0
-    q, scales = quantised(x)
-    assert (q.shape, q.dtype, scales.shape) == (x.shape, torch.float8_e4m3fn, (50, 3))
+    q, scales = quantised(x, kind)
+    assert (q.shape, q.dtype, scales.shape) == (x.shape, kind, (50, 3))
     most = torch.nn.functional.pad(x, (0, 84)).view(50, 3, 128).abs().amax(-1)
     most = most.repeat_interleave(128, 1)[:, :300]
     each = scales.double().repeat_interleave(128, 1)[:, :300]
@@ -206,6 +209,10 @@ def test_what_is_refused_of_8_bit_weights() -> None:
         ((x, gate_up, down, weights, ids, of_gate_up, of_down.half()), "of torch.float16"),
         ((x, gate_up.half(), down.half(), weights, ids, of_gate_up, of_down), "weights with scales are both"),
         ((x, gate_up, down.half(), weights, ids, of_gate_up, of_down), "weights with scales are both"),
+        (
+            (x, gate_up, down.float().to(torch.float8_e4m3fnuz), weights, ids, of_gate_up, of_down),
+            "torch.float8_e4m3fn or both torch.float8_e4m3fnuz",
+        ),
         ((x.double(), gate_up, down, weights, ids, of_gate_up, of_down), "x is torch.float64"),
         ((x[:, :8], gate_up, down, weights, ids, of_gate_up, of_down), "hidden the same in all"),
         ((x, gate_up, down, weights, ids.to("meta"), of_gate_up, of_down), "on cpu, meta"),
@@ -230,3 +237,18 @@ def test_what_is_refused() -> None:
         with pytest.raises(GroupError) as caught:
             moe(*given)
         assert text in str(caught.value)
+
+
+def test_ids_of_no_expert_are_counted_while_a_report_watches() -> None:
+    """A negative id says that its expert lies elsewhere; one beyond the experts may be a mistake."""
+    x, gate_up, down, weights, ids = layer()
+    ids[0, 0], ids[1, 1], ids[2, 0] = -1, E, E + 7
+    with gemmtune.torch.report() as count:
+        moe(x, gate_up, down, weights, ids)
+        assert count.report().foreign_ids == 2
+        assert "2 ids named no expert of their layer" in str(count.report())
+        moe(x, gate_up, down, weights, ids.clamp(0, E - 1))
+        assert count.report().foreign_ids == 2
+    moe(x, gate_up, down, weights, ids)  # nobody watches
+    with gemmtune.torch.report() as another:
+        assert another.report().foreign_ids == 0

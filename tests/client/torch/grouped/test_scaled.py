@@ -18,6 +18,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from backends.cache import BinaryCache
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_from_wire
+from tests.backends.kernels.triton.test_legality import MI300X
 from tests.client.torch.quantised.emulated import write
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
 ROWS: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer"}
 
 
-def fp8(m: int, scales: dict[str, Any], **more: Any) -> GemmProblem:
-    return from_linear(m, N, K, "fp8_e4m3", groups=E, **scales, **more)
+def fp8(m: int, scales: dict[str, Any], kind: str = "fp8_e4m3", **more: Any) -> GemmProblem:
+    return from_linear(m, N, K, kind, groups=E, **scales, **more)
 
 
 def problems() -> Iterator[tuple[GemmProblem, str]]:
@@ -55,12 +56,15 @@ def table(bundle: Path) -> Table:
 Given = tuple[Any, Any, Any, Any, Any]
 
 
-def operands(counts: list[int], scales: str = "blocks") -> Given:
+FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def operands(counts: list[int], scales: str = "blocks", kind: Any = FN) -> Given:
     random = torch.Generator().manual_seed(sum(counts))
     m = sum(counts)
 
     def floats(*shape: int) -> Any:
-        return torch.randn(shape, generator=random).to(torch.float8_e4m3fn)
+        return torch.randn(shape, generator=random).to(kind)
 
     shapes = {"blocks": ((m, 3), (E, 2, 3)), "rows": ((m,), (E, N))}[scales]
     of_x, of_w = (torch.rand(shape, generator=random) + 0.5 for shape in shapes)
@@ -95,6 +99,31 @@ def test_any_counts_run_by_the_row(table: Table, counts: list[int]) -> None:
         out = scaled_grouped_mm(*given)
     assert tally(count) == (1, 0), count.report()
     assert (out.shape, out.dtype) == ((sum(counts), N), torch.bfloat16)
+    assert right(out, given, counts)
+
+
+@pytest.fixture(scope="module")
+def fnuz(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """Rows that gfx942 was tuned for, of both kinds of scales."""
+    path = tmp_path_factory.mktemp("fnuz") / "rows.gtb"
+    rows = [(fp8(6, scales, "fp8_e4m3_fnuz"), "grouped-mfma") for scales in (BLOCKS, ROWS)]
+    return gemmtune.load(write(path, rows, cache, default="torch-grouped", gpu=MI300X))
+
+
+@pytest.mark.parametrize("scales", ["blocks", "rows"])
+def test_gfx942s_floats_run_by_rows_of_theirs(fnuz: Table, table: Table, scales: str) -> None:
+    counts = [1, 2, 0, 3]
+    given = operands(counts, scales, FNUZ)
+    assert {one.dtype for one in map(of_row, fnuz.rows) if one is not None} == {FNUZ}
+    with gemmtune.torch.enable(fnuz), gemmtune.torch.report() as count:
+        out = scaled_grouped_mm(*given)
+        other = scaled_grouped_mm(*operands(counts, scales, FN))
+    assert tally(count) == (1, 1), "a row is of one of the types"
+    assert right(out, given, counts)
+    assert right(other, operands(counts, scales, FN), counts)
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        out = scaled_grouped_mm(*given)
+    assert tally(count) == (0, 1)
     assert right(out, given, counts)
 
 
@@ -154,7 +183,8 @@ def test_what_is_refused() -> None:
     for given, text in (
         ((x[:, :16], w, of_x, of_w, offs), "x is [6, 16]"),
         ((x.to(e5m2), w.to(e5m2), of_x, of_w, offs), "float8_e5m2; scaled_grouped_mm multiplies"),
-        ((x.bfloat16(), w.bfloat16(), of_x, of_w, offs), "multiplies torch.float8_e4m3fn"),
+        ((x.bfloat16(), w.bfloat16(), of_x, of_w, offs), "torch.float8_e4m3fn or torch.float8_e4m3fnuz"),
+        ((x.to(FNUZ), w, of_x, of_w, offs), "they must be [m, k] and [groups, n, k] of one type"),
         ((x, w, of_x.half(), of_w, offs), "scale_x is torch.float16"),
         ((x, w, of_x, of_w[:, :1], offs), "scale_w [4, 1, 3]; they must be [6, 3] and [4, 2, 3] for blocks"),
         ((x, w, of_x, of_w[0], offs), "or [6] and [4, 136] for rows"),
@@ -175,29 +205,32 @@ def test_rows_of_a_table(table: Table) -> None:
         served = current("cpu")
         assert served is not None
         assert served.grouped == {}
-        blocks = served.scaled_grouped[E, N, K, "blocks", torch.bfloat16]
+        blocks = served.scaled_grouped[E, N, K, FN, "blocks", torch.bfloat16]
         assert {m: row.product.routing for m, row in blocks.items()} == {6: "uniform"}
-        rows = served.scaled_grouped[E, N, K, "rows", torch.float32]
+        rows = served.scaled_grouped[E, N, K, FN, "rows", torch.float32]
         assert {m: row.product.routing for m, row in rows.items()} == {6: "0,6,0,0"}
         assert served.left_out == {"no call of torch's is such a product": 1}
 
 
 @pytest.mark.parametrize("scales", ["blocks", "rows"])
 def test_a_race_is_of_the_same_numbers(scales: str) -> None:
-    product = ScaledGroupedProduct(6, E, N, K, scales, torch.bfloat16, "5,0,1,0")
-    made = make(product, torch.device("cpu"))
-    assert (made.offsets.tolist(), made.ends) == ([5, 5, 6, 6], [5, 5, 6, 6])
-    given = (made.a, made.weight, made.scale_x, made.scale_w, made.offsets)
-    assert right(torch_call(product, made)(), given, [5, 0, 1, 0])
+    for kind in (FN, FNUZ):
+        product = ScaledGroupedProduct(6, E, N, K, kind, scales, torch.bfloat16, "5,0,1,0")
+        made = make(product, torch.device("cpu"))
+        assert made.a.dtype is made.weight.dtype is kind
+        assert (made.offsets.tolist(), made.ends) == ([5, 5, 6, 6], [5, 5, 6, 6])
+        given = (made.a, made.weight, made.scale_x, made.scale_w, made.offsets)
+        assert right(torch_call(product, made)(), given, [5, 0, 1, 0])
 
 
 @pytest.mark.parametrize("scales", ["blocks", "rows"])
 def test_a_recording_writes_problems_to_tune(scales: str) -> None:
-    with gemmtune.torch.record(device_type="cpu") as recording:
-        scaled_grouped_mm(*operands([1, 2, 0, 3], scales))
-    (found,) = recording.problems()
-    problem = problem_from_wire({name: value for name, value in found.items() if name != "count"})
-    assert problem == fp8(6, BLOCKS if scales == "blocks" else ROWS)
+    for kind, name in ((FN, "fp8_e4m3"), (FNUZ, "fp8_e4m3_fnuz")):
+        with gemmtune.torch.record(device_type="cpu") as recording:
+            scaled_grouped_mm(*operands([1, 2, 0, 3], scales, kind))
+        (found,) = recording.problems()
+        problem = problem_from_wire({of: value for of, value in found.items() if of != "count"})
+        assert problem == fp8(6, BLOCKS if scales == "blocks" else ROWS, name)
 
 
 # ---- torch's own call ------------------------------------------------------------------------------
@@ -246,7 +279,7 @@ def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, dynamic: b
 def test_calls_of_torchs_that_are_no_such_product() -> None:
     x, w, of_x, of_w, offs = operands([1, 2, 0, 3], "rows")
     wt, nothing = w.transpose(-2, -1), (None, None, None)
-    known = ScaledGroupedProduct(6, E, N, K, "rows", torch.bfloat16)
+    known = ScaledGroupedProduct(6, E, N, K, FN, "rows", torch.bfloat16)
     assert of_call(x, wt, of_x, of_w, offs, *nothing) == known
     assert of_call(x, wt, of_x, of_w, offs, None, None, torch.float32) == known._replace(
         out_dtype=torch.float32

@@ -239,6 +239,16 @@ def test_gpt_oss_stores_experts_so() -> None:
         experts_from_mxfp4(blocks, scales)
 
 
+def test_an_expert_whose_zero_points_are_all_8_goes_with_others() -> None:
+    """An adapter leaves its zero points out."""
+    floats = torch.randn((2, N, K), generator=torch.Generator().manual_seed(4))
+    every = [quantize(floats[0], group_size=64, symmetric=False), quantize(floats[1], group_size=64)]
+    assert [one.zero_point for one in every] == ["uint4", "eight"]
+    found = stack_experts(every)
+    assert found.zero_point == "uint4"
+    assert all(torch.equal(a, b.dequantize()) for a, b in zip(found.dequantize(), every, strict=True))
+
+
 def test_packing_experts() -> None:
     random = torch.Generator().manual_seed(3)
     floats = torch.randn((E, N, K), generator=random)

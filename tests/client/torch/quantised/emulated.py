@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
 from backends.cpu.backend import CpuBackend
 from backends.cpu.native import compile_runtime
+from backends.environment import Environment
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelConfig
 from backends.packages.launches import kernel_argument
@@ -16,7 +18,6 @@ from backends.packages.package import operands_of
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from tests.backends.kernels.emulator import host
-from tests.backends.kernels.samples import SM_90
 from tests.client import bundles
 
 _ABI = 'extern "C" int gemmtune_abi() { return 1; }\n'
@@ -29,20 +30,21 @@ def write(
     *,
     default: str | None = "torch-weights",
     torch_build: str | None = None,
+    gpu: Environment = host.H200,
 ) -> Path:
-    """A bundle with the likeliest candidate of a family for each problem. `default`: the family of the
-    baseline; `torch_build`: the torch with which the rows say that they were measured."""
+    """A bundle with the likeliest candidate of a family on a GPU for each problem. `default`: the family of
+    the baseline; `torch_build`: the torch with which the rows say that they were measured."""
     environment = CpuBackend().probe().devices[0]
     runtime = compile_runtime(environment.partition, cache).read_bytes()
-    chosen = []
+    chosen, arch = [], GPU_ARCHS[gpu.arch]
     for problem, name in problems:
         family = FAMILIES[name]
-        solution = next(iter(family.solutions(problem, host.H200)))
-        chosen.append((problem, solution, family.config(problem, solution.parameters, SM_90)))
+        solution = next(iter(family.solutions(problem, gpu)))
+        chosen.append((problem, solution, family.config(problem, solution.parameters, arch)))
     configurations = [config for _, _, config in chosen]
     wrappers = [_wrapper(number, config) for number, config in enumerate(configurations)]
     library = path.with_suffix(".so")
-    host.compiled("\n".join([host.source(configurations), *wrappers, _ABI]), library)
+    host.compiled("\n".join([host.source(configurations), *wrappers, _ABI]), library, arch.warp)
     rows = []
     for number, (problem, solution, config) in enumerate(chosen):
         made = bundles.row(problem, "cpu", [], config.workspace_bytes)

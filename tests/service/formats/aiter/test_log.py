@@ -76,6 +76,9 @@ def test_a_miss_of_the_bf16_family() -> None:
         (changed(("bias=False", "bias=True")), from_linear(64, 4608, 8192, "bf16", bias="bf16")),
         (changed(("bpreshuffle=False,", "bpreshuffle=False ,")), from_linear(64, 4608, 8192, "bf16")),
         (changed((", bpreshuffle=False", "")), from_linear(64, 4608, 8192, "bf16")),
+        (changed(("bpreshuffle=False", "bpreshuffle=True")), from_linear(64, 4608, 8192, "bf16")),
+        (f"{SHAPE}, q_dtype_w:torch.float8_e4m3fn, not found tuned config in a8w8_bpreshuffle.csv, {END}",
+         from_linear(8192, 1024, 3072, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="outer")),
         (changed((" dtype='torch.bfloat16' otype='torch.bfloat16'", " dtype=torch.half otype=torch.half")),
          from_linear(64, 4608, 8192, "fp16")),
         (changed((f"{WHERE}/bf16_tuned_gemm.csv", "/my own/table.csv")), from_linear(64, 4608, 8192, "bf16")),
@@ -104,8 +107,9 @@ def test_block_scales_take_the_8_bit_float_that_is_told() -> None:
         )
         # column-major, the weight is A
         assert (found.m, found.scale_a, found.scale_b) == (1024, "block_128x128", "block_1x128")
-    assert "give the dtype, fp8_e4m3_fnuz on gfx942" in reason(BLOCKS)
-    assert "give the dtype" in reason(BLOCKS, dtype="fp8_e5m2")
+        assert problem(BLOCKS, arch="gfx942" if told == "fp8_e4m3_fnuz" else "gfx950") == found
+    assert "or the dtype, fp8_e4m3_fnuz on gfx942" in reason(BLOCKS)
+    assert "or the dtype" in reason(BLOCKS, dtype="fp8_e5m2")
 
 
 def test_a_servers_output() -> None:
@@ -146,7 +150,7 @@ def test_more_lines_than_are_remembered() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (changed(("bpreshuffle=False", "bpreshuffle=True")), "the weight is shuffled in memory"),
+        (changed(("bpreshuffle=False", "bpreshuffle=maybe")), "bpreshuffle 'maybe' is not True or False"),
         (changed(("scaleAB=False", "scaleAB=True")), "scaleAB: which operands are scaled"),
         (changed((" dtype='torch.bfloat16'", " dtype='torch.float8_e8m0fnu'")), "is not supported"),
         (changed(("bias=False", "bias=maybe")), "bias 'maybe' is not True or False"),
@@ -159,7 +163,7 @@ def test_more_lines_than_are_remembered() -> None:
         (changed(("bias=False", "bias=False\x1b[31m")), "the line holds control characters"),
         (changed((", bpreshuffle", ", cpreshuffle")), "the line says no types"),
         (BF16 + BF16, "two messages stand in one line"),
-        (SHAPE + BLOCKS, "give the dtype"),
+        (SHAPE + BLOCKS, "or the dtype"),
         (BLOCKS.partition("scale_tuned")[0], "no miss as AITER logs one: the line is cut"),
         (f"{SHAPE}, not found tuned config in ", "no miss as AITER logs one"),
         ("not found tuned", "no miss as AITER logs one"),
@@ -168,12 +172,10 @@ def test_more_lines_than_are_remembered() -> None:
         (f"{SHAPE}, not found tuned config in /x/mine.csv, {END}", "'/x/mine.csv' does not say of which"),
         (f"{SHAPE}, not found tuned config in /x/tuned_fmoe.csv, {END}", "does not say of which operator"),
         (f"{SHAPE}, not found tuned config in CKGEMM, {END}", "several operators name their tables so"),
-        (f"{SHAPE}, not found tuned config in ASMGEMM, {END}", "shuffled in memory"),
+        (f"{SHAPE}, not found tuned config in ASMGEMM, {END}", "whether a bias is added"),
         (f"{SHAPE}, not found tuned config in CKGEMM or asmGEMM, {END}", "4-bit floats"),
         (f"{SHAPE}, not found tuned config in /x/a4w4_blockscale_tuned_gemm.csv, {END}", "4-bit floats"),
-        (f"{SHAPE}, not found tuned config in a8w8_blockscale_bpreshuffle_tuned_gemm.csv, {END}", "shuffled"),
-        (f"{SHAPE}, q_dtype_w:torch.float8_e4m3fn, not found tuned config in a8w8_bpreshuffle.csv, {END}",
-         "shuffled in memory"),
+        (f"{SHAPE}, not found tuned config in a8w8_blockscale_bpreshuffle.csv, {END}", "or the dtype"),
         (f"{SHAPE}, q_dtype_w:torch.bool, not found tuned config in a8w8_tuned.csv, {END}",
          "q_dtype_w 'torch.bool' is not supported"),
         (f"{SHAPE}, q_dtype_w:torch.int8, not found tuned config in a8w8_blockscale.csv, {END}",

@@ -267,8 +267,6 @@ def test_the_files_name_says_what_a_kernels_does_not() -> None:
     row = f"gfx950,256,1,16,4096,cktile,12,0,9.9757,{CKTILE},0.01,6.98,0.0"
     name = "a8w8_blockscale_tuned_gemm_qwen3.5.csv"
     assert one(PLAIN, row, file_name=name)[0] == from_linear(1, 16, 4096, "fp8_e4m3", **FP8)
-    shuffled = "a8w8_blockscale_bpreshuffle_tuned_gemm_qwen3.5.csv"
-    assert "shuffled in memory" in reason(PLAIN, row, file_name=shuffled)
     assert "does not say of which operator it is" in reason(PLAIN, row)
     assert "does not say of which operator it is" in reason(PLAIN, row, file_name="tuned_fmoe.csv")
     assert "kernel is one of a8w8_blockscale, but the file's name says a8w8" in reason(
@@ -277,10 +275,44 @@ def test_the_files_name_says_what_a_kernels_does_not() -> None:
     assert "bf16 is no family of tables with M,N,K" in reason(PLAIN, row, file_name="bf16_tuned_gemm.csv")
 
 
+@pytest.mark.parametrize(
+    ("row", "name", "problem"),
+    [
+        ("gfx950,256,1,16,4096,flydsl,6,7,6.1,flydsl_bpreshuflle_16x64x512_F8_F8_B16,1,2,0",
+         "a8w8_bpreshuffle_tuned_gemm.csv",
+         from_linear(1, 16, 4096, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="outer")),
+        (f"gfx942,304,1,16,4096,cktile,6,7,6.1,{CKTILE},1,2,0",
+         "a8w8_blockscale_bpreshuffle_tuned_gemm_qwen3.5.csv",
+         from_linear(1, 16, 4096, "fp8_e4m3_fnuz", **FP8)),
+    ],
+)  # fmt: skip
+def test_shuffled_weights_are_the_same_product_of_another_kernel(
+    row: str, name: str, problem: GemmProblem
+) -> None:
+    found, claim = one(PLAIN, row, file_name=name)
+    assert found == problem
+    assert claim.solution is not None
+    assert claim.solution.parameters["bpreshuffle"] is True
+
+
+@pytest.mark.parametrize("libtype", ["asm", "hipblaslt"])
+def test_a_bf16_row_of_shuffled_weights(libtype: str) -> None:
+    """hipBLASLt's index is that of another layout, so it is no solution of ours for the plain one."""
+    plain, _ = one(BF16, ROW)
+    found, claim = one(BF16, changed(bpreshuffle="True", libtype=libtype))
+    assert found == plain
+    assert claim.solution is not None
+    assert claim.solution.family == f"aiter-{libtype}"
+    assert claim.solution.parameters["bpreshuffle"] is True
+
+
 def test_an_8_bit_float_that_nothing_says_is_told() -> None:
     header, row = PLAIN.removeprefix("gfx,"), f"104,1,16,4096,ck,8,0,9.9,{BLOCKS},0.01,6.98,0.0"
-    assert "give the dtype, fp8_e4m3_fnuz on gfx942" in reason(header, row)
-    assert "give the dtype" in reason(header, row, dtype="bf16")
+    assert "give the results' device, or the dtype, fp8_e4m3_fnuz on gfx942" in reason(header, row)
+    assert "or the dtype" in reason(header, row, dtype="bf16")
+    assert "or the dtype" in reason(header, row, arch="gfx90a")
+    for arch, kind in (("gfx942", "fp8_e4m3_fnuz"), ("gfx950", "fp8_e4m3")):
+        assert one(header, row, arch=arch)[0] == from_linear(1, 16, 4096, kind, **FP8)
     assert "dtype 'q8' is unknown" in reason(header, row, dtype="q8")
     for told in ("fp8_e4m3", "float8_e4m3fn"):
         assert one(header, row, dtype=told)[0] == from_linear(1, 16, 4096, "fp8_e4m3", **FP8)
@@ -292,12 +324,10 @@ def test_an_8_bit_float_that_nothing_says_is_told() -> None:
 @pytest.mark.parametrize(
     ("header", "row", "why"),
     [
-        (BF16, changed(bpreshuffle="True"), "shuffled in memory, a layout that no problem here has"),
+        (BF16, changed(bpreshuffle="True", libtype="torch"), "torch multiplies no weights that are shuffled"),
         (BF16, changed(scaleAB="True"), "scaleAB: which operands are scaled"),
         (PLAIN, "gfx950,256,1,16,4096,asm,6,7,6.1,_ZN5aiter42fp8gemm_bf16_BpreShuffle_32x128E,1,2,0",
-         "shuffled in memory"),
-        (PLAIN, "gfx950,256,1,16,4096,flydsl,6,7,6.1,flydsl_bpreshuflle_16x64x512_F8_F8_B16,1,2,0",
-         "shuffled in memory"),
+         "does not say of which operator it is"),
         (PLAIN, "gfx950,256,1,16,4096,asm,6,7,6.1,_ZN5aiter41f4gemm_per1x32Fp4_BpreShuffle_32x128E,1,2,0",
          "4-bit floats are not supported"),
         (PLAIN, "gfx950,256,1,16,4096,ck,6,7,6.1,a4w4_blockscale_256x64,1,2,0", "4-bit floats"),
@@ -315,9 +345,9 @@ def test_what_no_problem_can_say(header: str, row: str, why: str) -> None:
     ("name", "family"),
     [
         ("/tmp/aiter_configs/a8w8_blockscale_tuned_gemm.csv", "a8w8_blockscale"),
-        ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", "bpreshuffle"),
-        ("dsv3_a8w8_bpreshuffle_tuned_gemm.csv", "bpreshuffle"),
-        ("asm_a8w8_gemm.csv", "bpreshuffle"),
+        ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", "a8w8_blockscale_bpreshuffle"),
+        ("dsv3_a8w8_bpreshuffle_tuned_gemm.csv", "a8w8_bpreshuffle"),
+        ("asm_a8w8_gemm.csv", "asm_a8w8"),
         ("A8W8_TUNED_GEMM.CSV", "a8w8"),
         (r"C:\a4w4\bf16_untuned_gemm.csv", "bf16"),
         ("a8w8_blockscale/glm5_untuned_gemm_bf16.csv", "bf16"),
@@ -336,7 +366,9 @@ def test_families_by_name(name: str, family: str | None) -> None:
 
 def test_a_family_is_told_by_kernel_or_file() -> None:
     assert family_of("", "a8w8") == family_of(ROWWISE, None) == "a8w8"
-    assert family_of(CKTILE, "bpreshuffle") == "bpreshuffle"
+    assert family_of(CKTILE, "a8w8_bpreshuffle") == "a8w8_bpreshuffle"
+    shuffled = BLOCKS.replace("intrawave", "bpreshuffle")
+    assert family_of(shuffled, "a8w8_blockscale") == "a8w8_blockscale_bpreshuffle"
     with pytest.raises(BadLineError):
         family_of("triton", None)
 
@@ -380,7 +412,7 @@ def test_untuned_rows_that_say_too_little() -> None:
     assert "does not say of which operator" in reason(
         "M,N,K,q_dtype_w", "1,2,3,torch.int8", "aiter-untuned", file_name="llama70B_untuned_gemm.csv"
     )
-    assert "give the dtype" in reason(
+    assert "or the dtype" in reason(
         "M,N,K", "1,2,3", "aiter-untuned", file_name="a8w8_blockscale_untuned_gemm.csv"
     )
     assert "4-bit floats" in reason("M,N,K", "1,2,3", "aiter-untuned", file_name="a4w4_untuned.csv")

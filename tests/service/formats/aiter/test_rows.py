@@ -38,7 +38,7 @@ from tests.service.formats.aiter.test_reader import (
         (BF16.replace("solidx,", ""), "column solidx or kernelId is missing"),
         (BF16.replace("libtype,", ""), "column libtype is missing"),
         (BF16.replace("gfx,", "B,"), "columns of two families stand in one header"),
-        ("M,N,K,bias,outdtype,splitK,us", "columns of asm_a8w8_gemm.csv: its weights are shuffled"),
+        ("M,N,K,bias,outdtype,splitK,us", "columns of asm_a8w8_gemm.csv, whose types are not said"),
         ("gfx,b,m,n,k,libtype,kernelId,splitK,us,kernelName", "a table of the mxscale family"),
         ("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle", "an untuned table, which is read as aiter-untuned"),
     ],

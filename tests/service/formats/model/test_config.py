@@ -441,6 +441,48 @@ def test_experts_of_4_bits_are_grouped_products(quantised: Any, weights: dict[st
     assert "are quantised, as the other layers are" in reason
 
 
+def by_8_bits(weights: str, inputs: str) -> dict[str, Any]:
+    """compressed-tensors' 8-bit floats, by strategies of the weights and of the inputs."""
+    sides = {
+        name: {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, **more}
+        for name, strategy, more in (
+            ("weights", weights, {"block_structure": [128, 128]} if weights == "block" else {}),
+            ("input_activations", inputs, {"group_size": 128} if inputs == "group" else {}),
+        )
+    }
+    groups = {"group_0": {"targets": ["Linear"], **sides}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+
+
+@pytest.mark.parametrize("dtype", [None, "fp8_e4m3_fnuz"])
+@pytest.mark.parametrize(
+    ("strategies", "scales"),
+    [
+        (("channel", "token"), {"scale_a": "outer", "scale_b": "outer"}),
+        (("block", "group"), {"scale_a": "block_1x128", "scale_b": "block_128x128"}),
+    ],
+)
+def test_experts_of_8_bit_floats_are_grouped_products(
+    strategies: tuple[str, str], scales: dict[str, Any], dtype: str | None
+) -> None:
+    values = config("qwen3-30b-a3b", quantization_config=by_8_bits(*strategies))
+    read = entries(values, tokens=(2,), dtype=dtype)
+    experts = [part for part in read if part.problem.groups]
+    assert [part.problem for part in experts] == [
+        from_linear(16, n, k, dtype or "fp8_e4m3", groups=128, dtype_d="bf16", **scales)
+        for n, k in ((1536, 2048), (2048, 768))
+    ]
+    assert experts[0].key == "experts.gate_up_proj E=128,N=768,top_k=8,tokens=2"
+
+
+def test_experts_of_8_bit_floats_with_other_scales_are_left_out() -> None:
+    for strategies in (("tensor", "tensor"), ("channel", "tensor"), ("tensor", "token")):
+        parts = found(config("qwen3-30b-a3b", quantization_config=by_8_bits(*strategies)))
+        (reason,) = [part.reason for part in parts if isinstance(part, Rejected)]
+        assert "are fp8_e4m3 with other scales than those of blocks, or of rows on both sides" in reason
+        assert not any(part.problem.groups for part in parts if isinstance(part, Entry))
+
+
 def test_they_are_the_same_however_linear_layers_run() -> None:
     values = json.dumps(config("mixtral-8x7b")).encode()
     counts = {}

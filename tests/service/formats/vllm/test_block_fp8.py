@@ -148,7 +148,7 @@ def test_the_name_of_one_file_is_not_asked_for_where_lines_name_them() -> None:
         (NAME.replace("[128,128]", "[64,64]"), "has scales for blocks of 64 x 64: only 128 x 128 can be"),
         (
             "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json",
-            "configurations for scaled weights are of another kernel than triton-fused-moe",
+            "give hidden_size (--hidden-size) and top_k (--top-k)",
         ),
         ("E=8,N=14336,device_name=NVIDIA_H200.json", "give hidden_size (--hidden-size) and top_k (--top-k)"),
         ("\x1b[31m.json", "the name '\\x1b["),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import ReadError
+from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from service.formats import READERS, ReadOptions, read_stream
@@ -20,6 +22,7 @@ from service.formats.core.base import Imported, Rejected
 from service.formats.vllm.beside import with_folder
 from service.formats.vllm.experts import DOWN, GATE_UP, ExpertFile, ExpertLayer, KeyedCall
 from service.formats.vllm.fused_moe import FAMILY, FusedMoe
+from tests.backends.kernels.triton.test_legality import H200, MI300X
 
 READER = FusedMoe()
 NAME = "E=128,N=768,device_name=NVIDIA_H200.json"
@@ -34,6 +37,11 @@ def experts(tokens: int, product: str = GATE_UP, rows: int | None = None) -> Gem
     """A product of Qwen3-30B's experts."""
     n, k = (2 * 768, 2048) if product == GATE_UP else (2048, 768)
     return from_linear(rows or 8 * tokens, n, k, "bf16", groups=128, routing="uniform")
+
+
+def named(options: str, size: int = 768) -> str:
+    """The file's name with these options."""
+    return f"E=128,N={size},device_name=NVIDIA_H200,{options}.json"
 
 
 def read(text: str, name: str = NAME, fmt: str = "fused-moe", **options: Any) -> Imported:
@@ -128,19 +136,29 @@ def test_a_config_json_in_the_files_folder(tmp_path: Path) -> None:
         (NAME, {"hidden_size": None}, "give hidden_size (--hidden-size), or lay the model's config.json"),
         (NAME, {"top_k": None}, "give top_k (--top-k), or lay"),
         (NAME, {"top_k": 129}, "a token has 129 experts (top_k), and the layer has 128 in all"),
-        (NAME, {"dtype": "fp32"}, "grouped products are of bf16, fp16 or fp8_e4m3, not fp32"),
+        (NAME, {"dtype": "fp32"}, "grouped products are of bf16, fp16, fp8_e4m3 or fp8_e4m3_fnuz, not fp32"),
         (NAME.replace("E=128", "E=0"), {}, "a layer of 0 experts on a device: 1 to 1023 are known"),
         (NAME.replace("E=128", "E=2048"), {}, "a layer of 2048 experts on a device"),
         (NAME.replace("N=768", "N=0"), {}, "the intermediate size of a layer of experts is from 1"),
+        (named("dtype=fp8_w8a8,block_shape=[64,64]"), {}, "block_shape=[64,64]: gemmtune has grouped"),
         (
-            NAME.replace(".json", ",dtype=fp8_w8a8.json"),
+            named("dtype=fp8_w8a8,block_shape=[128,128],per_channel_quant=True"),
             {},
-            "experts of fp8_w8a8: gemmtune has grouped products",
+            "per_channel_quant=True: gemmtune has grouped products",
         ),
-        (NAME.replace(".json", ",dtype=int4_w4a16.json"), {}, "experts of int4_w4a16"),
-        (NAME.replace(".json", ",block_shape=[128, 128].json"), {}, "experts of scaled weights"),
+        (named("dtype=fp8_w8a8,per_channel_quant=False"), {}, "per_channel_quant=False: gemmtune has"),
+        (named("per_channel_quant=True"), {}, "experts of per_channel_quant=True: gemmtune has"),
+        (named("dtype=int4_w4a16"), {}, "experts of dtype=int4_w4a16: gemmtune has"),
+        (named("dtype=int8_w8a8"), {}, "experts of dtype=int8_w8a8: gemmtune has"),
+        (named("block_shape=[128, 128]"), {}, "experts of block_shape=[128, 128]: gemmtune has"),
+        (named("dtype=fp8_w8a8,block_shape=[128,128]", 96), {}, "96 on a device cuts a block of 128"),
+        (
+            "E=8,N=256,device_name=AMD_Radeon_Graphics,dtype=fp8_w8a8.json",
+            {},
+            "AMD_Radeon_Graphics may be one that computes in the FNUZ formats",
+        ),
+        (named("backend=cutlass"), {}, "backend=cutlass in its name: only configurations of Triton's kernel"),
         (NAME.replace(".json", ",mood=good.json"), {}, "mood=good in its name is unknown"),
-        (NAME.replace(".json", "_down.json"), {}, "SGLang's file for the second product alone"),
     ],
 )
 def test_names_and_options_that_make_no_layer(name: str, options: dict[str, Any], words: str) -> None:
@@ -148,6 +166,66 @@ def test_names_and_options_that_make_no_layer(name: str, options: dict[str, Any]
         read(BODY, name, **options)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16"}
+ROWS: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer", "dtype_d": "bf16"}
+DEEP = {**CONFIG, "BLOCK_SIZE_K": 256}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "scales"),
+    [
+        ("NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]", "fp8_e4m3", BLOCKS),
+        ("NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]", "fp8_e4m3", BLOCKS),
+        ("AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128]", "fp8_e4m3_fnuz", BLOCKS),
+        ("NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8", "fp8_e4m3", ROWS),
+        ("NVIDIA_GeForce_RTX_5090,dtype=fp8_w8a8,per_channel_quant=True", "fp8_e4m3", ROWS),
+        ("AMD_Instinct_MI325X,dtype=fp8_w8a8", "fp8_e4m3_fnuz", ROWS),
+        ("AMD_Instinct_MI350_OAM,dtype=fp8_w8a8", "fp8_e4m3", ROWS),
+    ],
+)
+def test_names_of_8_bit_floats(name: str, kind: str, scales: dict[str, Any]) -> None:
+    imported = read(
+        json.dumps({"8": {**CONFIG, "SPLIT_K": 1}, "64": DEEP}), f"E=128,N=768,device_name={name}.json"
+    )
+    assert imported.rejected == []
+    assert imported.header["dtype"] == "fp8_w8a8"
+    # vLLM runs a step of a whole block where a file says more.
+    deepest = 128 if scales is BLOCKS else 256
+    assert claims(imported) == [
+        (
+            from_linear(8 * tokens, n, k, kind, groups=128, routing="uniform", **scales),
+            Solution(FAMILY, 1, {**CONFIG, "BLOCK_SIZE_K": step}),
+        )
+        for tokens, step in ((8, 128), (64, deepest))
+        for n, k in ((2 * 768, 2048), (2048, 768))
+    ]
+    environment = MI300X if kind.endswith("fnuz") else H200
+    for item in imported.claims:
+        assert item.claim.solution is not None
+        solution = replace(item.claim.solution, build="3.6.0")
+        assert TritonFusedMoe().illegal(item.problem, solution, environment) is None
+    assert {item.claim.arch for item in imported.claims} == {
+        "gfx942" if environment is MI300X else "gfx950" if "MI350" in name else ""
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "E=128,N=704,device_name=NVIDIA_GB10,dtype=fp8_w8a8,per_channel_quant=True_down.json",
+        "E=128,N=768,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json",
+        "E=128,N=768,device_name=NVIDIA_H200_down.json",
+    ],
+)
+def test_sglangs_file_for_the_second_product_alone(name: str) -> None:
+    both = read(json.dumps({"8": CONFIG}), name.replace("_down", ""))
+    imported = read(json.dumps({"8": {**CONFIG, "USE_TMA": False}, "9": {**CONFIG, "USE_TMA": True}}), name)
+    assert claims(imported) == claims(both)[1:]
+    assert imported.problems[0].keys == both.problems[1].keys
+    (bad,) = imported.rejected
+    assert "USE_TMA is True" in bad.reason
 
 
 def test_a_backend_in_the_name_changes_nothing() -> None:
@@ -167,6 +245,8 @@ def test_a_backend_in_the_name_changes_nothing() -> None:
         ("1", {"BLOCK_SIZE_M": 16}, "BLOCK_SIZE_N, BLOCK_SIZE_K, GROUP_SIZE_M, num_warps, num_stages is"),
         ("1", {**CONFIG, "BLOCK_SIZE_M": 48}, "BLOCK_SIZE_M is 48; Triton takes powers of two"),
         ("1", {**CONFIG, "num_warps": True}, "num_warps must be a whole number"),
+        ("1", {**CONFIG, "USE_TMA": True}, "USE_TMA is True; descriptors are no part of the kernel"),
+        ("1", {**CONFIG, "USE_TMA": 0}, "USE_TMA is 0; descriptors"),
         ("1", {**CONFIG, "mood": 1}, "'mood' is no parameter of the fused mixture of experts"),
         ("2147483647", CONFIG, "2147483647 tokens make no product of experts"),
     ],

@@ -12,6 +12,8 @@ import pytest
 
 from backends.environment import DeviceClass, Environment
 from backends.kernels.triton.fused_moe import TritonFusedMoe
+from backends.kernels.triton.moe_untuned import BLOCK_SCALES, HALVES, KINDS, ROW_SCALES
+from backends.kernels.triton.moe_untuned import SGLANG as OF_SGLANG
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from service.formats import ExportOptions, ExportRefused, ExportReport, ExportRow, ReadOptions, read_stream
@@ -27,6 +29,7 @@ from tests.service.formats.made import MI300X as BARE_AMD
 VLLM, SGLANG = VllmMoe(), SglangMoe()
 H200 = replace(BARE, libraries={**BARE.libraries, "triton": "3.6.0"})
 MI300X = replace(BARE_AMD, libraries={**BARE_AMD.libraries, "triton": "3.6.0"})
+MI355X = replace(MI300X, arch="gfx950", product="AMD Instinct MI355X")
 FEW, MANY = TritonFusedMoe().defaults(H200)
 #: Mixtral 8x7B, whole.
 LAYER = ExpertLayer(8, 14336, 4096, 2)
@@ -328,7 +331,35 @@ def experts(rows: int, n: int, k: int, **changed: Any) -> GemmProblem:
         (
             [
                 row(
-                    experts(2, 28672, 4096, dtype_a="fp8_e4m3", scale_a="outer", scale_b="outer"),
+                    experts(
+                        2, 28672, 4096, dtype_a="fp8_e4m3", scale_a="outer", scale_b="outer", dtype_d="fp32"
+                    ),
+                    environment=H200,
+                )
+            ],
+            "its problem is none of the kernel's",
+        ),
+        (
+            [
+                row(
+                    experts(
+                        2,
+                        28672,
+                        4096,
+                        dtype_a="fp8_e4m3_fnuz",
+                        scale_a="outer",
+                        scale_b="outer",
+                        dtype_d="bf16",
+                    ),
+                    environment=H200,
+                )
+            ],
+            "its 8-bit float is not the fp8_e4m3 that vLLM uses there",
+        ),
+        (
+            [
+                row(
+                    experts(2, 28672, 4096, dtype_b="uint4", scale_b="block_1x32", scale_dtype="bf16"),
                     environment=H200,
                 )
             ],
@@ -388,6 +419,133 @@ def test_what_is_written_is_read_back() -> None:
         for name in (GATE_UP, DOWN)
     ]
     assert [item.keys for item in imported.problems] == [one.keys for one in layer()]
+
+
+# ---- 8-bit floats --------------------------------------------------------------------------------
+
+#: DeepSeek-V3's experts on one of 8 devices, by blocks; and what RedHat's Qwen3 has, by rows.
+SCALED = {
+    BLOCK_SCALES: ExpertLayer(256, 256, 7168, 8, dtype="fp8_e4m3"),
+    ROW_SCALES: ExpertLayer(128, 768, 2048, 8, dtype="fp8_e4m3", row_scales=True),
+}
+STORED = {
+    (BLOCK_SCALES, VLLM): ",dtype=fp8_w8a8,block_shape=[128,128]",
+    (BLOCK_SCALES, SGLANG): ",dtype=fp8_w8a8,block_shape=[128, 128]",
+    (ROW_SCALES, VLLM): ",dtype=fp8_w8a8",
+    (ROW_SCALES, SGLANG): ",dtype=fp8_w8a8,per_channel_quant=True",
+}
+
+
+def scaled_times(kind: str, environment: Environment = H200) -> dict[Solution, tuple[float, float]]:
+    """What all frameworks run untuned for the tokens, and one that is faster."""
+    family = TritonFusedMoe()
+    untuned = [
+        one
+        for tokens in TOKENS
+        for framework in (VLLM.stack, SGLANG.stack)
+        for one in family.untuned(tokens, SCALED[kind].experts, environment, kind, framework)
+    ]
+    fast = replace_parameters(untuned[0], BLOCK_SIZE_M=32, num_stages=4)
+    assert fast not in untuned
+    return {**dict.fromkeys(untuned, (4e-5, 3e-5)), fast: (2e-5, 1e-5)}
+
+
+@pytest.mark.parametrize(("kind", "writer"), STORED, ids=lambda one: getattr(one, "name", one))
+def test_8_bit_floats_have_names_of_their_own_and_are_read_back(
+    kind: str, writer: VllmMoe | SglangMoe
+) -> None:
+    """For gfx950, whose matrix cores add 8-bit floats up in single precision."""
+    times, made = scaled_times(kind, MI355X), SCALED[kind]
+    fast = list(times)[-1]
+    rows = layer(times=times, layer=made, environment=MI355X)
+    files, report = written(rows, writer)
+    ((path, entries),) = files.items()
+    assert report.omitted == {}
+    name = f"E={made.experts},N={made.size},device_name=AMD_Instinct_MI355X{STORED[kind, writer]}.json"
+    assert path == (name if writer is VLLM else f"configs/triton_3_6_0/{name}")
+    assert entries == {str(tokens): dict(fast.parameters) for tokens in TOKENS}
+    told = ReadOptions(path, hidden_size=made.hidden, top_k=made.top_k)
+    imported = read_stream(io.BytesIO(json.dumps(entries).encode()), "export", "fused-moe", told)
+    assert imported.rejected == []
+    assert [(one.problem, one.claim.solution) for one in imported.claims] == [
+        (one.problem, replace(fast, build=None)) for one in rows
+    ]
+
+
+@pytest.mark.parametrize(("kind", "writer"), STORED, ids=lambda one: getattr(one, "name", one))
+def test_8_bit_floats_on_hopper(kind: str, writer: VllmMoe | SglangMoe) -> None:
+    """What SGLang runs untuned with scales of rows spills registers in our kernel alone."""
+    rows = layer(times=scaled_times(kind), layer=SCALED[kind])
+    files, report = written(rows, writer)
+    if (kind, writer) == (ROW_SCALES, SGLANG):
+        assert files == {}
+        assert any(
+            "what SGLang runs untuned for its tokens spills registers" in one for one in report.omitted
+        )
+        claimed = [replace(one, provenance="imported", judgement="", candidates=()) for one in rows]
+        best = list(scaled_times(kind))[-1]
+        files, report = written([replace(one, solution=best) for one in claimed], writer)
+    assert report.omitted == {}
+    assert [path.partition("H200")[2] for path in files] == [f"{STORED[kind, writer]}.json"]
+
+
+def test_amds_floats_are_written_for_amds_devices() -> None:
+    made = replace(SCALED[BLOCK_SCALES], dtype="fp8_e4m3_fnuz")
+    rows = layer(times=scaled_times(BLOCK_SCALES, MI300X), layer=made, environment=MI300X)
+    files, report = written(rows)
+    assert report.omitted == {}
+    assert list(files) == [
+        "E=256,N=256,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
+    ]
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_each_framework_is_compared_with_what_it_runs_itself(kind: str) -> None:
+    """SGLang's own configuration of scales of rows is another than vLLM's."""
+    family = TritonFusedMoe()
+    slow, fast = (9e-5, 9e-5), (1e-5, 1e-5)
+    for writer in (VLLM, SGLANG):
+        times = dict.fromkeys(scaled_times(kind, MI355X), slow)
+        own = {
+            tokens: family.untuned(tokens, SCALED[kind].experts, MI355X, kind, writer.stack)
+            for tokens in TOKENS
+        }
+        times |= {one: fast for of in own.values() for one in of[:1]}
+        rows = layer(times=times, layer=SCALED[kind], environment=MI355X)
+        files, _ = written(rows, writer, ties="default")
+        ((_, entries),) = files.items()
+        assert entries == {str(tokens): dict(of[0].parameters) for tokens, of in own.items()}
+    without = {one: of for one, of in times.items() if one not in own[1]}
+    rows = layer(times=without, layer=SCALED[kind], environment=MI355X)
+    reasons = written(rows, SGLANG)[1].omitted
+    assert any("what SGLang runs untuned for its tokens was not measured" in reason for reason in reasons)
+    assert family.untuned(1, 8, H200, ROW_SCALES, OF_SGLANG) != family.untuned(1, 8, H200, ROW_SCALES)
+
+
+def test_kinds_of_one_size_are_files_of_their_own() -> None:
+    made = ExpertLayer(128, 768, 2048, 8)
+    every = {
+        HALVES: (made, USUAL),
+        **{
+            kind: (replace(made, dtype="fp8_e4m3", row_scales=kind == ROW_SCALES), scaled_times(kind))
+            for kind in SCALED
+        },
+    }
+    rows = [one for kind in KINDS for one in layer(layer=every[kind][0], times=every[kind][1])]
+    files, report = written(sorted(rows, key=lambda one: one.problem.id))
+    assert (len(files), report.written) == (3, 9)
+
+
+def test_a_step_of_two_scales_is_never_written() -> None:
+    times = scaled_times(BLOCK_SCALES)
+    deep = replace_parameters(list(times)[-1], BLOCK_SIZE_K=256)
+    rows = layer(times={**times, deep: (1e-9, 1e-9)}, layer=SCALED[BLOCK_SCALES])
+    ((_, entries),) = written(rows)[0].items()
+    assert {entry["BLOCK_SIZE_K"] for entry in entries.values()} == {128}
+    claimed = [
+        replace(one, provenance="imported", judgement="", solution=deep, candidates=()) for one in rows
+    ]
+    assert "BLOCK_SIZE_K is 256; a step of the kernel has one scale" in only_reason(claimed)
 
 
 # ---- names and options ---------------------------------------------------------------------------
@@ -451,6 +609,6 @@ def test_the_examples_are_what_is_written() -> None:
     for writer in (VLLM, SGLANG):
         path, _, text = writer.example.partition("\n")
         environment: Environment = H200
-        name = writer.path(128, 768, environment.product, "3.6.0")
+        name = writer.path(128, 768, HALVES, environment.product, "3.6.0")
         assert path == name
         assert list(json.loads(text)) == ["16"]

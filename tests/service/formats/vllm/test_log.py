@@ -90,14 +90,14 @@ def test_block_fp8_layers_need_no_option() -> None:
         (NAME, {"top_k": None}, "give top_k (--top-k), or lay"),
         (NAME, {"top_k": 17}, "a token has 17 experts (top_k), and the layer has 16 in all"),
         (
-            NAME.replace("L40S", "L40S,dtype=fp8_w8a8"),
+            NAME.replace("L40S", "L40S,dtype=int8_w8a8"),
             {},
-            "experts of fp8_w8a8: gemmtune has grouped products",
+            "experts of dtype=int8_w8a8: gemmtune has grouped products",
         ),
         (
             NAME.replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128, 64]"),
             {},
-            "experts of fp8_w8a8: gemmtune has grouped products",
+            "experts of dtype=fp8_w8a8, block_shape=[128, 64]: gemmtune has grouped products",
         ),
         (
             NAME.replace("1536,", "192,").replace("L40S", "L40S,dtype=fp8_w8a8,block_shape=[128,128]"),
@@ -157,4 +157,14 @@ def test_experts_scaled_by_blocks() -> None:
         p = item.problem
         assert (p.groups, p.dtype_a, p.dtype_d) == (16, "fp8_e4m3", "bf16")
         assert (p.scale_a, p.scale_b) == ("block_128x128", "block_1x128")
+    assert {item.problem.m for item in imported.problems} == {2 * 1536, imported.problems[0].problem.k}
+
+
+@pytest.mark.parametrize("options", ["dtype=fp8_w8a8", "dtype=fp8_w8a8,per_channel_quant=True"])
+@pytest.mark.parametrize("down", ["", "_down"])
+def test_experts_scaled_by_rows(options: str, down: str) -> None:
+    name = NAME.replace("L40S", f"L40S,{options}{down}")
+    imported = read(f"WARNING {SAID} {FOLDER}/{name}\n")
+    assert imported.rejected == []
+    assert {(item.problem.scale_a, item.problem.scale_b) for item in imported.problems} == {("outer",) * 2}
     assert {item.problem.m for item in imported.problems} == {2 * 1536, imported.problems[0].problem.k}
