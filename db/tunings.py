@@ -39,7 +39,9 @@ _outlier = table(models.OutlierDevice)
 @dataclass(frozen=True)
 class Request:
     """What a tuning asks for every problem: `content` (budget, search, rule) is part of a job's identity;
-    priority (1 first), force, the API key that asks and its request's W3C traceparent are not."""
+    priority (1 first), force, the API key that asks and its request's W3C traceparent are not. Of a campaign
+    each problem has its own `seconds` (by its id), in place of the budget's; `campaign` is what the tuning
+    says of it."""
 
     device_class_id: str
     policy_id: str
@@ -49,11 +51,34 @@ class Request:
     force: bool
     key_id: str | None = None
     traceparent: str | None = None
+    seconds: Mapping[str, float] | None = None
+    campaign: Mapping[str, Any] | None = None
+
+    def content_of(self, problem_id: str) -> dict[str, Any]:
+        """What is asked for a problem: its job's budget, search and rule."""
+        if self.seconds is None:
+            return dict(self.content)
+        return {**self.content, "budget": {**self.content["budget"], "seconds": self.seconds[problem_id]}}
+
+    def hash_of(self, problem_id: str) -> str:
+        """Hash of what is asked for a problem, equal for all problems with the same seconds."""
+        seconds = None if self.seconds is None else self.seconds[problem_id]
+        if seconds not in self._hashes:
+            content = [self.device_class_id, self.policy_id, self.content_of(problem_id)]
+            self._hashes[seconds] = short_hash(content)
+        return self._hashes[seconds]
+
+    def told(self) -> dict[str, Any]:
+        """The request as the tuning shows it: of a campaign, its seconds are no problem's."""
+        told = {**self.content, "priority": self.priority, "force": self.force}
+        if self.campaign is None:
+            return told
+        budget = {name: value for name, value in self.content["budget"].items() if name != "seconds"}
+        return {**told, "budget": budget, "campaign": dict(self.campaign)}
 
     @cached_property
-    def hash(self) -> str:
-        """Hash of what all jobs of the request share."""
-        return short_hash([self.device_class_id, self.policy_id, dict(self.content)])
+    def _hashes(self) -> dict[float | None, str]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -79,7 +104,7 @@ class Staged:
 
 def request_key(problem_id: str, request: Request) -> str:
     """Equal for jobs that would measure the same."""
-    return f"{problem_id}-{request.hash}"
+    return f"{problem_id}-{request.hash_of(problem_id)}"
 
 
 def new_id(kind: str) -> str:
@@ -146,7 +171,7 @@ def create_tuning(
         "id": tuning_id,
         "device_class_id": request.device_class_id,
         "policy_id": request.policy_id,
-        "request": {**request.content, "priority": request.priority, "force": request.force},
+        "request": request.told(),
         "status": "succeeded" if ended == len(items) else "running" if running else "queued",
         "total": len(items),
         "started": ended + running,
@@ -255,7 +280,7 @@ def _insert_jobs(
                 "problem_id": keys[key],
                 "device_class_id": request.device_class_id,
                 "policy_id": request.policy_id,
-                "request": dict(request.content),
+                "request": request.content_of(keys[key]),
                 "request_key": key,
                 "in_flight": key,
                 "priority": request.priority,

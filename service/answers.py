@@ -34,6 +34,24 @@ class TuningLinks(Answer):
     events: str
 
 
+class LeftOutProblems(Answer):
+    """Problems that a campaign leaves out for one reason."""
+
+    problems: int = Field(description="How many.")
+    problem_ids: list[str]
+
+
+class LeftOut(Answer):
+    """What a campaign leaves out, and why: these problems have no job in the tuning."""
+
+    tuned: LeftOutProblems = Field(
+        description="Tuned already in a current environment of the class; `force` tunes them again."
+    )
+    no_share: LeftOutProblems = Field(
+        description="The seconds do not suffice for them: others are expected to gain more."
+    )
+
+
 class TuningCreated(Answer):
     """How many of the jobs are new, in flight for another tuning already, or known from an earlier one."""
 
@@ -45,6 +63,7 @@ class TuningCreated(Answer):
     new: int
     shared: int
     known: int
+    left_out: LeftOut | None = Field(description="Null without `campaign_seconds`.")
     links: TuningLinks
 
 

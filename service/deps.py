@@ -32,6 +32,7 @@ from service.settings import Settings
 from service.shared_reads import SharedReads
 from service.shares import Share
 from service.traceparent import TraceParent
+from tuners.campaign_shares import CampaignShares
 from tuners.tuning_settings import TuningSettings
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -54,9 +55,10 @@ class TuningService(Protocol):
         force: bool,
         share: Share | None,
         traceparent: TraceParent | None,
+        campaign: CampaignShares | None = None,
     ) -> tuning_rows.Created:
         """Stores a tuning of (problem, call count) items and queues what must be measured. Raises Refused for
-        more jobs than the share. New jobs link to `traceparent`."""
+        more jobs than the share. New jobs link to `traceparent`. `campaign`: the seconds of each problem."""
 
     def cancel(self, tuning_id: str) -> bool:
         """Cancels a tuning; False for one that does not exist."""

@@ -39,12 +39,16 @@ class Freshness:
     present: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, connection: Connection, device_class_id: str) -> Freshness:
-        """What is known of the class."""
+    def of(cls, connection: Connection, device_class_id: str, here: Environment | None = None) -> Freshness:
+        """What is known of the class. `here`: the one environment that counts as present, whatever lives."""
         contents = environments.class_environments(connection, device_class_id)
         known = {name: Environment.from_dict(values) for name, values in contents.items()}
-        present = environments.present_environments(connection, device_class_id)
-        now = [known[name] for name in present]
+        if here is None:
+            names = environments.present_environments(connection, device_class_id)
+            present = {name: known[name] for name in names}
+        else:
+            present = {here.id: here}
+        now = list(present.values())
         reasons = {name: _reason(one, now) for name, one in known.items()}
         return cls(reasons, _versions(device_class_id.partition(":")[0]), tuple(present))
 

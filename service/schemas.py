@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationInfo, field_validator
 from pydantic.json_schema import WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from backends.grouping import MOST_GROUPS, NAMED, NO_ROUTING
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from tuners.budget import Search
+from tuners.campaign_shares import LEAST_SECONDS, LONGEST_SECONDS, MOST_SECONDS
 from tuners.effort import EFFORTS, effort_help
 from tuners.policy import CACHES, DISTRIBUTIONS, MODES
 from tuners.strategies import STRATEGIES
@@ -107,10 +109,16 @@ class CountedProblem(Problem):
 
 
 class BudgetRequest(Strict):
-    """Of each problem."""
+    """Of each problem; but for `campaign_seconds`, which are all problems' together."""
 
     seconds_per_problem: Annotated[float, Field(ge=0.01, le=3600)] | None = Field(
         default=None, description="Of measuring. Default: the effort's."
+    )
+    campaign_seconds: Annotated[float, Field(ge=LEAST_SECONDS, le=LONGEST_SECONDS)] | None = Field(
+        default=None,
+        description="Of measuring all problems together, shared by their calls and expected gains: "
+        f"{LEAST_SECONDS:g} to {MOST_SECONDS:g} s a problem, the largest expected savings first. Not beside "
+        "`seconds_per_problem`.",
     )
     candidates: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     effort: Literal[tuple(EFFORTS)] | None = Field(  # type: ignore[valid-type]
@@ -126,6 +134,13 @@ class BudgetRequest(Strict):
         description="Ends the search once the last doubling of the number of timed candidates made the best "
         "one faster by no more than this share.",
     )
+
+    @field_validator("campaign_seconds")
+    @classmethod
+    def _alone(cls, value: float | None, others: ValidationInfo) -> float | None:
+        if value is not None and others.data.get("seconds_per_problem") is not None:
+            raise PydanticCustomError("not_both", "give campaign_seconds or seconds_per_problem, not both")
+        return value
 
 
 class PolicyRequest(Strict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 
@@ -19,6 +19,7 @@ from service.jobs import AHEAD, JobQueue
 from service.requests import request_content
 from service.settings import Settings
 from service.traceparent import TraceParent
+from tuners.campaign_shares import CampaignShares, LeftOut
 from tuners.tuning_settings import TuningSettings
 
 if TYPE_CHECKING:  # a worker loads no web framework
@@ -47,14 +48,20 @@ class Tunings:
         force: bool = False,
         share: Share | None = None,
         traceparent: TraceParent | None = None,
+        campaign: CampaignShares | None = None,
     ) -> rows.Created:
         """Stores a tuning of these problems (each with its call count; equal ones are merged), all or
         nothing. Priority 1 is measured first. `share`: what the client may have in the queue; without it as
         much as it likes. Raises Refused (429) for more. `traceparent`: the span that new jobs link to; a job
-        that is shared keeps its own."""
+        that is shared keeps its own. `campaign`: the seconds of each problem, in place of the budget's; its
+        first problem is measured first, and those without seconds are left out."""
         merged: dict[GemmProblem, int] = {}
         for problem, count in items:
             merged[problem] = merged.get(problem, 0) + count
+        wanted = list(merged.items())
+        if campaign is not None:
+            counted = {problem.id: (problem, count) for problem, count in wanted}
+            wanted = [counted[name] for name in campaign.seconds]
         request = rows.Request(
             str(device_class),
             settings.policy.id,
@@ -64,15 +71,17 @@ class Tunings:
             force,
             None if share is None else share.key_id,
             None if traceparent is None else str(traceparent),
+            None if campaign is None else campaign.seconds,
+            None if campaign is None else _told(campaign),
         )
-        wanted = list(merged.items())
         if share is not None:  # before anything is stored in pieces
             with writing(self._engine) as connection:
-                share.check(connection, priority, len(merged))
-        staged = self._stage(device_class, request, list(merged)) if len(wanted) > PIECE else None
+                share.check(connection, priority, len(wanted))
+        problems = [problem for problem, _ in wanted]
+        staged = self._stage(device_class, request, problems) if len(wanted) > PIECE else None
         with writing(self._engine) as connection:
             if share is not None:
-                share.check(connection, priority, len(merged))
+                share.check(connection, priority, len(wanted))
             put_device_class(connection, device_class)
             # Workers fill the queue with what is left, and with all that is behind other jobs that wait.
             behind = jobs.has_waiting(connection, request.device_class_id, priority)
@@ -106,6 +115,11 @@ class Tunings:
             # If a crash loses this step, a worker takes each job, sees that it has ended, and goes on.
             self._queue.drop(queued)
         return queued is not None
+
+
+def _told(campaign: CampaignShares) -> dict[str, Any]:
+    left_out = {reason.value: len(campaign.ids(reason)) for reason in LeftOut}
+    return {"seconds": campaign.total, "left_out": left_out}
 
 
 def open_tunings(engine: Engine, settings: Settings) -> Tunings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from backends.protocol import Backend
 from tuners.budget import Budget
+from tuners.campaign_shares import REASONS, CampaignShares
 from tuners.ceilings import CeilingsOf
 from tuners.device_client import DeviceClient
 from tuners.recorded_session import RecordedSession
@@ -69,7 +70,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A problem that the caller's limits exclude; `reason` names the limit."""
+    """A problem that the caller's limits or a campaign's shares exclude; `reason` says which."""
 
     index: int
     problem: GemmProblem
@@ -79,14 +80,10 @@ class Skipped:
 Event = Started | Measured | Finished | Skipped
 
 
-_NO_SHARE = "no share of the campaign's seconds: others are expected to gain more"
-
-
 class Campaign:
     """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored.
-    `shares`: problem id -> seconds of measuring it, in place of the budget's (campaign_shares.py). Problems
-    with the largest shares come first, and those without one are skipped. `portfolio`: a file in place of the
-    shipped one."""
+    `shares`: seconds of measuring each problem, in place of the budget's. The largest expected savings come
+    first, and problems without a share are skipped. `portfolio`: a file in place of the shipped one."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class Campaign:
         store: SessionStore | None = None,
         ceilings: CeilingsOf | None = None,
         limits: CampaignLimits | None = None,
-        shares: Mapping[str, float] | None = None,
+        shares: CampaignShares | None = None,
         portfolio: Path | None = None,
     ) -> None:
         check_known(settings, runner.backend)
@@ -121,19 +118,19 @@ class Campaign:
 
     def settings_of(self, problem: GemmProblem) -> TuningSettings:
         """The settings of a problem, with its share of the campaign as its budget."""
-        seconds = (self._shares or {}).get(problem.id)
+        seconds = None if self._shares is None else self._shares.seconds.get(problem.id)
         if seconds is None:
             return self.settings
         return replace(self.settings, budget=replace(self.settings.budget, seconds=seconds))
 
     def _ordered(self) -> list[tuple[int, GemmProblem]]:
-        shares = self._shares or {}
-        return sorted(enumerate(self.problems), key=lambda item: -shares.get(item[1].id, 0.0))
+        places = {} if self._shares is None else {name: i for i, name in enumerate(self._shares.seconds)}
+        return sorted(enumerate(self.problems), key=lambda item: places.get(item[1].id, len(places)))
 
     def run(self) -> Iterator[Event]:
-        """Yields the events of every problem in order, or by their shares. A problem that cannot run ends
-        with a Finished whose result holds the error. StorageError and DeviceLost propagate: the interrupted
-        problem has no result, and the next run resumes from its outcomes."""
+        """Yields the events of every problem in order, or in that of the shares. A problem that cannot run
+        ends with a Finished whose result holds the error. StorageError and DeviceLost propagate: the
+        interrupted problem has no result, and the next run resumes from its outcomes."""
         begin = time.monotonic()
         order = self._ordered()
         for place, (index, problem) in enumerate(order):
@@ -141,8 +138,8 @@ class Campaign:
                 return
             settings = self.settings_of(problem)
             reason = self._limits.exceeded(problem, time.monotonic() - begin, settings.budget)
-            if self._shares is not None and problem.id not in self._shares:
-                reason = _NO_SHARE
+            if self._shares is not None and problem.id in self._shares.left_out:
+                reason = REASONS[self._shares.left_out[problem.id]]
             if reason is not None:
                 yield Skipped(index, problem, reason)
                 continue

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backends.cache import BinaryCache
-from backends.environment import DeviceClass, Environment
+from backends.environment import DeviceClass
 from backends.errors import DeviceLost, InvalidProblem
 from backends.registry import FoundDevice, matching_devices
-from db import environments, worth
 from db.engine import reading
 from db.tunings import new_id
 from service import follow, imports
 from service.audit import FAILED, audited
+from service.campaign_plan import plan_campaign
 from service.commands.common import err
 from service.device_lock import DeviceLock, locks_folder
 from service.formats.core.base import Imported
@@ -25,14 +26,12 @@ from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
 from service.store import DirectStore
-from service.worth import tuned_row
 from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
-from tuners.campaign_shares import expected_savings, share_seconds
+from tuners.campaign_shares import REASONS, CampaignShares
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
-from tuners.expected_gain import Estimator
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.portfolio import file as portfolios
@@ -121,7 +120,7 @@ def _tuned(
     tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
     shares = None
     if asked.campaign_seconds is not None:
-        shares = _shares(settings, found, asked, policy)
+        shares = _shares(settings, found, asked, policy, asked.campaign_seconds)
     limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
     done = Done(found.environment.to_dict(), policy)
     with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
@@ -148,34 +147,24 @@ def _tuned(
 
 
 def _shares(
-    settings: Settings, found: FoundDevice, asked: Asked, policy: MeasurementPolicy
-) -> dict[str, float]:
-    """Problem id -> its share of the campaign's seconds, by its calls and its expected gain. What was tuned
-    in this environment gets none, unless --force is given."""
-    device = str(found.environment.device_class)
+    settings: Settings, found: FoundDevice, asked: Asked, policy: MeasurementPolicy, seconds: float
+) -> CampaignShares:
+    """How the campaign's seconds are shared among the problems that --max-gflop lets through."""
+    items = [
+        (item.problem, item.count)
+        for item in asked.read.problems
+        if asked.max_gflop is None or item.problem.flops <= asked.max_gflop * 1e9
+    ]
+    here = found.environment
     with reading(open_database(settings)) as connection:
-        rows = worth.tuned(connection, worth.Scope(device, policy.id))
-        contents = environments.class_environments(connection, device)
-    here = {
-        name
-        for name, values in contents.items()
-        if not Environment.from_dict(values).changes(found.environment)
-    }
-    known = set() if asked.force else {row.problem_id for row in rows if row.environment_id in here}
-    items = [item for item in asked.read.problems if item.problem.id not in known]
-    weights = expected_savings(
-        [(item.problem, item.count) for item in items], Estimator(map(tuned_row, rows))
-    )
-    return share_seconds(asked.campaign_seconds or 0.0, weights)
+        return plan_campaign(connection, str(here.device_class), policy.id, items, seconds, asked.force, here)
 
 
 def tune_there(server: str, asked: Asked) -> Done:
     """Tunes through a service. Raises ServiceError, and InvalidProblem for options that are for this
     machine."""
-    if asked.output is not None or asked.total_seconds is not None or asked.campaign_seconds is not None:
-        raise InvalidProblem(
-            "--output, --total-seconds and --campaign-seconds are for tuning here, not with --server"
-        )
+    if asked.output is not None or asked.total_seconds is not None:
+        raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
     if asked.index is not None:
         raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
     # If no mode was given, the service chooses it: it knows the device.
@@ -190,10 +179,14 @@ def tune_there(server: str, asked: Asked) -> Done:
             kept.append((item.problem, item.count))
     if not kept:
         raise InvalidProblem(f"no problem is left to tune: {done.skipped[0].reason}")
+    if asked.campaign_seconds is None:
+        seconds = {"seconds_per_problem": asked.budget.seconds}
+    else:
+        seconds = {"campaign_seconds": asked.campaign_seconds}
     options = {
         "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
         "budget": {
-            "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
+            **seconds, "candidates": asked.budget.candidates,
             "effort": asked.effort, "stop_at_roofline": asked.budget.stop_at_roofline,
             "stop_at_regret": asked.budget.stop_at_regret,
         },
@@ -209,8 +202,20 @@ def tune_there(server: str, asked: Asked) -> Done:
         created = follow.submit(remote, kept, options)
         done.policy = asked.policy(DeviceClass.parse(created["device_class"]).vendor)
         done.where = {"device_class": created["device_class"], "tuning_id": created["id"]}
+        if asked.campaign_seconds is not None:
+            done.skipped += _left_out(created["left_out"], asked.read)
         try:
             done.results = follow.follow(remote, created, say)
         except KeyboardInterrupt:
             done.interrupted = f"the tuning goes on: {server}{created['links']['self']}"
     return done
+
+
+def _left_out(left_out: Mapping[str, Any], read: Imported) -> list[Skipped]:
+    """The problems that a service's campaign leaves out, from its answer."""
+    reasons = {name: reason for part, reason in REASONS.items() for name in left_out[part]["problem_ids"]}
+    return [
+        Skipped(index, item.problem, reasons[item.problem.id])
+        for index, item in enumerate(read.problems)
+        if item.problem.id in reasons
+    ]

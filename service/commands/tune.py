@@ -48,6 +48,7 @@ from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_s
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
 from tuners.budget import Search
+from tuners.campaign_shares import check_seconds
 from tuners.effort import effort_of
 from tuners.strategies import STRATEGIES
 
@@ -107,7 +108,7 @@ def tune(
         float | None,
         typer.Option(
             help="Measuring budget of all problems together, shared by their calls and expected gains; what "
-            "was tuned in this environment is left out."
+            "is tuned already in a current environment is left out."
         ),
     ] = None,
     max_gflop: Annotated[
@@ -164,11 +165,13 @@ def tune(
         raise typer.Exit(FAILED)
     if not read.problems:
         raise InvalidProblem(f"no problem to tune in {file}")
-    if campaign_seconds is not None and (output is not None or seconds is not None):
-        raise InvalidProblem(
-            "--campaign-seconds shares its seconds by what the database knows: give it without --output and "
-            "--seconds"
-        )
+    if campaign_seconds is not None:
+        if output is not None or seconds is not None:
+            raise InvalidProblem(
+                "--campaign-seconds shares its seconds by what the database knows: give it without --output "
+                "and --seconds"
+            )
+        check_seconds(campaign_seconds)
     level = effort_of(effort)
     budget = level.budget(settings.seconds_per_problem, seconds, candidates, stop_at_roofline, stop_at_regret)
     rule = level.rule(settings.margin if margin is None else margin)

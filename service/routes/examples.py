@@ -30,6 +30,7 @@ TUNING_CREATED: dict[str, Any] = {
     "new": 2,
     "shared": 0,
     "known": 0,
+    "left_out": None,
     "links": LINKS,
 }
 TUNING: dict[str, Any] = {

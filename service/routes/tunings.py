@@ -9,12 +9,13 @@ from starlette.responses import Response
 
 from db import queries
 from service import answers, errors, schemas
+from service.campaign_plan import plan_campaign
 from service.deps import STRICT, JsonBody, ServiceDep, answer, found, identifier, parse_json, parse_model
 from service.pages import Cursor, LimitDep, Page, PageDep, page_of
 from service.routes import describe, parsing
 from service.routes.examples import EVENT, TUNING, TUNING_CREATED, TUNING_REQUEST
 from service.routes.stream import after_of, event_stream, wants_json
-from service.routes.views import event_view, job_view, tuning_links, tuning_view
+from service.routes.views import event_view, job_view, left_out_view, tuning_links, tuning_view
 from service.shares import share_of
 from service.tracing import traceparent_of
 
@@ -35,7 +36,8 @@ CREATED = {
 )
 def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Response:
     """Submit problems to be tuned. What another tuning has in flight is shared, and what is known already is
-    not measured again (unless forced)."""
+    not measured again (unless forced). With `campaign_seconds` problems may be left out; if all are, the
+    tuning has no jobs and has ended."""
     value = parse_json(body)
     faults: list[errors.Part] = []
     given = parsing.problems(value, service.settings.max_problems, True, faults)
@@ -45,8 +47,11 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
     settings = parsing.settings_of(asked, service.settings, device)
     parsing.check_sizes(service, device, settings.policy, given)
     share = share_of(request.scope, service.settings)
+    campaign, seconds = None, asked.budget.campaign_seconds
+    if seconds is not None:
+        campaign = service.read(plan_campaign, str(device), settings.policy.id, items, seconds, asked.force)
     created = service.tunings.submit(
-        device, settings, items, asked.priority, asked.force, share, traceparent_of(request.scope)
+        device, settings, items, asked.priority, asked.force, share, traceparent_of(request.scope), campaign
     )
     links = tuning_links(created.id)
     value = {
@@ -58,6 +63,7 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
         "new": created.total - created.shared - created.known,
         "shared": created.shared,
         "known": created.known,
+        "left_out": None if campaign is None else left_out_view(campaign),
         "links": links,
     }
     return answer(value, 202, {"Location": links["self"]})

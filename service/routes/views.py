@@ -10,6 +10,7 @@ from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.standing import confidence_of, interval, standing
 from tuners.budget import StopReason
+from tuners.campaign_shares import CampaignShares, LeftOut
 
 Row = Mapping[str, Any]
 
@@ -25,6 +26,12 @@ def wire_of(problem_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def tuning_links(tuning_id: str) -> dict[str, str]:
     """Links to the tuning and to its events."""
     return {"self": f"/v1/tunings/{tuning_id}", "events": f"/v1/tunings/{tuning_id}/events"}
+
+
+def left_out_view(campaign: CampaignShares) -> dict[str, Any]:
+    """answers.LeftOut."""
+    parts = {reason.value: campaign.ids(reason) for reason in LeftOut}
+    return {name: {"problems": len(ids), "problem_ids": ids} for name, ids in parts.items()}
 
 
 def tuning_view(row: Row) -> dict[str, Any]:

@@ -99,6 +99,30 @@ def test_the_same_command_shows_what_is_known_and_force_measures(home: Home, tun
     assert forced["counts"] != tuned["counts"]
 
 
+def test_a_microsecond_here_ends_with_a_verdict(home: Home, tmp_path: Path) -> None:
+    alone = Home(tmp_path, Path(home.environment["GEMMTUNE_CACHE_DIR"]))
+    (result,) = alone.json("tune", *SMALL, "--seconds", "1e-6")["results"]
+    assert result["verdict"]["judgement"] in ("WIN", "TIE", "LOSS")
+
+
+def skipped(done: Any) -> list[tuple[str, str]]:
+    """Problem and the first words of why it was left out."""
+    return [(one["problem_id"], one["reason"].partition(" ")[0]) for one in done["skipped"]]
+
+
+def test_a_campaign_here(home: Home, tmp_path: Path) -> None:
+    alone = Home(tmp_path, Path(home.environment["GEMMTUNE_CACHE_DIR"]))
+    path = tmp_path / "two.jsonl"
+    lines = [{"m": 8, "n": n, "k": 80, "dtype": "fp32"} for n in (16, 32)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ("tune", str(path), "--campaign-seconds", "0.5", "--candidates", "3")
+    for reasons in (["no"], ["tuned"]):
+        done = alone.json(*asked)
+        assert len(done["results"]) == 1
+        assert [reason for _, reason in skipped(done)] == reasons
+    assert [reason for _, reason in skipped(alone.json(*asked))] == ["tuned", "tuned"]
+
+
 def test_nothing_known_is_exit_code_1(home: Home, tuned: Any) -> None:
     code, out, err = home.run("best", "--m", "5", "--n", "7", "--k", "11", "--dtype", "fp64")
     assert (code, err) == (1, "")
@@ -269,6 +293,35 @@ def test_tuning_by_a_service(home: Home, server: str) -> None:
     code, out, err = home.run(*arguments, "--server", server)
     assert "1 of 1 problems are known already" in err
     assert code == 0
+
+
+def test_a_campaign_through_a_service(home: Home, server: str, tmp_path: Path) -> None:
+    path = tmp_path / "three.jsonl"
+    lines = [{"m": 8, "n": n, "k": 80, "dtype": "fp32", "count": n} for n in (16, 32, 48)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ("tune", str(path), "--campaign-seconds", "1", "--candidates", "3", "--server", server)
+    done = home.json(*asked)
+    ids = {one["id"] for one in done["problems"]}
+    first = {one["problem_id"] for one in done["results"]}
+    ((left_out, reason),) = skipped(done)
+    assert (len(first), reason, first | {left_out}) == (2, "no", ids)
+    again = home.json(*asked)
+    assert [one["problem_id"] for one in again["results"]] == [left_out]
+    assert sorted(skipped(again)) == sorted((name, "tuned") for name in first)
+    code, out, _ = home.run(*asked)
+    assert code == 0
+    assert "skipped 3 of 3 problems: tuned already in a current environment" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("there", [(), ("--server", "http://127.0.0.1:9")], ids=["here", "server"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1", "1e-6", "1e9"])
+def test_seconds_that_no_campaign_can_have_are_refused(
+    command: Loaded, seconds: str, there: tuple[str, ...]
+) -> None:
+    code, _, err = command.run("tune", *SMALL, "--campaign-seconds", seconds, *there)
+    assert code == 2
+    wanted = f"a campaign needs at least 0.5 s and at most 604800 s (a week), not {float(seconds)}"
+    assert wanted in " ".join(err.split())
 
 
 def test_what_is_acknowledged_of_a_bare_node_is_imported(home: Home, tmp_path: Path) -> None:

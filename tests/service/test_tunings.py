@@ -23,6 +23,7 @@ from service.tunings import Tunings, open_tunings
 from tests.db.samples import HERE, POLICY, problem
 from tests.postgres import ON_POSTGRES, PostgresServer
 from tuners.budget import Budget, Search
+from tuners.campaign_shares import CampaignShares, LeftOut
 from tuners.decide import DecisionRule
 from tuners.tuning_settings import TuningSettings
 
@@ -114,6 +115,53 @@ def test_a_large_tuning_lets_others_write_between_its_pieces(
         found = queries.tuning_jobs(connection, created.number, -1, 10)
     assert [row["problem_id"] for row in found] == [problem(k).id for k in range(1, 6)]
     assert submit(tunings, *((problem(k), 1) for k in range(4, 8))).shared == 2
+
+
+def seconds_of(engine: Engine, created: Created) -> list[tuple[str, int, float]]:
+    """Problem, calls and seconds of a tuning's jobs, in the order in which they run."""
+    with reading(engine) as connection:
+        found = queries.tuning_jobs(connection, created.number, -1, 100)
+    numbered = sorted((job(engine, row["id"])["number"], row) for row in found)
+    return [
+        (row["problem_id"], row["count"], job(engine, row["id"])["request"]["budget"]["seconds"])
+        for _, row in numbered
+    ]
+
+
+@pytest.mark.parametrize("piece", [200, 2])
+def test_a_campaign_submits_what_has_a_share_the_first_first(
+    tunings: Tunings, engine: Engine, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr("service.tunings.PIECE", piece)
+    items = [(problem(k), k) for k in range(1, 7)]
+    shares = {problem(k).id: float(10 * k) for k in (5, 1, 4)} | {problem(2).id: 0.5}
+    left_out = {problem(3).id: LeftOut.TUNED, problem(6).id: LeftOut.NO_SHARE}
+    campaign = CampaignShares(200.0, shares, left_out)
+    settings = TuningSettings(POLICY, Budget(candidates=7))
+    created = tunings.submit(HERE.device_class, settings, items, campaign=campaign)
+    assert (created.total, len(created.new_jobs), created.shared, created.known) == (4, 4, 0, 0)
+    assert seconds_of(engine, created) == [
+        (problem(5).id, 5, 50.0), (problem(1).id, 1, 10.0), (problem(4).id, 4, 40.0), (problem(2).id, 2, 0.5),
+    ]  # fmt: skip
+    assert {job(engine, name)["request"]["budget"]["candidates"] for name in created.new_jobs} == {7}
+    assert {name for name, _, _ in queued(engine)} == set(created.new_jobs)
+    with reading(engine) as connection:
+        row = queries.tuning(connection, created.id)
+    assert row is not None
+    assert row["request"]["campaign"] == {"seconds": 200.0, "left_out": {"tuned": 1, "no_share": 1}}
+    again = tunings.submit(HERE.device_class, settings, items, campaign=campaign)
+    assert (again.shared, again.new_jobs) == (4, [])
+
+
+def test_a_campaign_without_shares_is_a_tuning_that_has_succeeded(tunings: Tunings, engine: Engine) -> None:
+    campaign = CampaignShares(5.0, {}, {A.id: LeftOut.TUNED})
+    created = tunings.submit(HERE.device_class, TuningSettings(POLICY), [(A, 1)], campaign=campaign)
+    assert (created.total, created.new_jobs, queued(engine)) == (0, [], [])
+    with reading(engine) as connection:
+        row = queries.tuning(connection, created.id)
+    assert row is not None
+    assert (row["status"], row["total"]) == ("succeeded", 0)
+    assert tunings.cancel(created.id), "it is there, and stays as it is"
 
 
 def test_a_submission_that_ends_before_it_is_acknowledged_leaves_nothing_to_measure(

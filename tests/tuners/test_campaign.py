@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from backends.registry import find_device
 from backends.solution import Solution
 from tuners.budget import Budget, Counts
 from tuners.campaign import Campaign, CampaignLimits, Event, Finished, Measured, Skipped, Started
+from tuners.campaign_shares import CampaignShares, LeftOut
 from tuners.ceilings import Ceilings, CeilingsOf
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
@@ -49,7 +50,7 @@ def campaign(
     total_seconds: float | None = None,
     max_flops: float | None = None,
     ceilings: CeilingsOf | None = None,
-    shares: Mapping[str, float] | None = None,
+    shares: CampaignShares | None = None,
 ) -> Campaign:
     budget = Budget(0.8, candidates=4)
     rule = DecisionRule(max_rounds=12)
@@ -129,13 +130,17 @@ def test_a_total_budget_skips_what_does_not_fit(runner: DeviceClient) -> None:
 
 
 def test_each_problem_gets_its_share_of_a_campaign_the_largest_first(runner: DeviceClient) -> None:
-    problems = [PROBLEMS[0], PROBLEMS[2], PROBLEMS[3]]
-    shares = {PROBLEMS[0].id: 0.3, PROBLEMS[3].id: 0.4}
+    problems = [PROBLEMS[0], PROBLEMS[2], PROBLEMS[3], PROBLEMS[1]]
+    shares = CampaignShares(
+        0.7, {PROBLEMS[3].id: 0.4, PROBLEMS[0].id: 0.3},
+        {PROBLEMS[2].id: LeftOut.NO_SHARE, PROBLEMS[1].id: LeftOut.TUNED},
+    )  # fmt: skip
     run = campaign(runner, problems, shares=shares)
     events = list(run.run())
     assert [e.index for e in events if isinstance(e, Finished)] == [2, 0]
     assert [(e.index, e.reason) for e in events if isinstance(e, Skipped)] == [
-        (1, "no share of the campaign's seconds: others are expected to gain more")
+        (1, "no share of the campaign's seconds: others are expected to gain more"),
+        (3, "tuned already in a current environment; --force tunes it again"),
     ]
     assert [run.settings_of(one).budget for one in (PROBLEMS[0], PROBLEMS[3])] == [
         Budget(0.3, candidates=4), Budget(0.4, candidates=4),

@@ -77,7 +77,7 @@ def test_nothing_to_do_and_unknown_devices_are_bad_input(tmp_path: Path, cache: 
     assert "no device matches 'cuda'; available: cpu:" in done.stderr
     done = run(tmp_path, cache, GOOD, "--seconds", "-1")
     assert done.returncode == 2
-    assert "above 0 seconds" in done.stderr
+    assert "seconds above 0" in done.stderr
     done = run(tmp_path, cache, GOOD, "--candidates", "0")
     assert done.returncode == 2
     assert "a budget of candidates must be at least 1, not 0" in done.stderr

@@ -303,7 +303,7 @@ def test_what_cannot_be_run_is_said() -> None:
         list(session(runner, search=Search("magic")).run())
     with pytest.raises(DeviceError, match="gone"):
         list(session(DeadRunner(quiet())).run())
-    with pytest.raises(ValueError, match="above 0 seconds"):
+    with pytest.raises(ValueError, match="seconds above 0"):
         Budget(0)
 
 

@@ -109,7 +109,8 @@ class Recording:
 
         server: http(s)://host:port. key: the service's API key, which is sent by https alone, or to this
         machine. options: fields of the request beside `problems`, such as device= or
-        budget={"seconds_per_problem": 5}. Raises ServingError."""
+        budget={"seconds_per_problem": 5}; budget={"campaign_seconds": 600} shares 600 s among all problems by
+        their calls and expected gains. Raises ServingError."""
         problems = self.problems()
         if not problems:
             raise ServingError("nothing was recorded, so there is nothing to tune")

@@ -206,6 +206,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"seconds_per_problem": 0}}, "/budget/seconds_per_problem"),
     ({"budget": {"seconds_per_problem": 3601}}, "/budget/seconds_per_problem"),
     ({"budget": {"seconds_per_problem": "2"}}, "/budget/seconds_per_problem"),
+    ({"budget": {"campaign_seconds": "60"}}, "/budget/campaign_seconds"),
     ({"budget": {"candidates": 0}}, "/budget/candidates"),
     ({"budget": {"hours": 1}}, "/budget/hours"),
     ({"budget": {"effort": "lazy"}}, "/budget/effort"),
