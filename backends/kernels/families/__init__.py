@@ -11,6 +11,7 @@ from backends.kernels.families.bytes_ring import BytesRing
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_mfma import DequantMfma
+from backends.kernels.families.dequant_mma import DequantMma
 from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.families.dequant_tile_mma import DequantTileMma
 from backends.kernels.families.dequant_tile_wgmma import DequantTileWgmma
@@ -53,7 +54,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantRing(), DequantWgmma(), DequantTmaWgmma(),
+        SkinnyMma(), BytesRing(), DequantMma(), DequantRing(), DequantWgmma(), DequantTmaWgmma(),
         DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),
