@@ -11,7 +11,7 @@ from backends.grouping import ungrouped
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import capability
 from backends.kernels.matrix_core_tile import ScaledArgs
-from backends.kernels.oriented_gemm import OrientedGemm
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.operands import Operands
 from backends.problem import GemmProblem
 
@@ -76,3 +76,22 @@ def bytes_rule(product: OrientedGemm, environment: Environment) -> str | None:
     if product.problem.dtype_a in FP8 and capability(environment) < _CONVERTS:
         return f"8-bit floats need sm_89 or later, not {environment.arch}"
     return None
+
+
+def lines_rule(product: OrientedGemm) -> str | None:
+    """The rule that is broken, or None: 16-byte words of both operands lie within or beyond a line along k."""
+    if not (product.a_along_k and product.b_along_k):
+        return "both operands must be contiguous along k"
+    for operand in ("a", "b"):
+        if not product.whole(operand):
+            what = f"lines of {operand.upper()} must start at multiples of {WIDE} bytes"
+            return f"{what} and be whole numbers of them"
+    return None
+
+
+def sums_kind(product: OrientedGemm) -> str:
+    """matrix_epilogue.h: enum TileSumsKind, for the product."""
+    p = product.problem
+    if blocks(p):
+        return "kScaled"
+    return "kPromoted" if p.dtype_a in FP8 and not p.fast_accumulation else "kPlain"

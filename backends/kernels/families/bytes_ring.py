@@ -18,6 +18,7 @@ from backends.kernels.scaled import (
     ScaledConfig,
     blocks,
     bytes_rule,
+    lines_rule,
     unsupported_bytes,
 )
 from backends.problem import GemmProblem
@@ -218,15 +219,9 @@ class BytesRing(FewColumnsFamily):
         """The rule that is broken, or None: tensor cores of this architecture, 16-byte words of every
         operand, whole blocks of scales."""
         p, deep = product.problem, number(values, "tile_k")
-        broken = first(tensor_core_rule(environment), bytes_rule(product, environment))
+        broken = first(tensor_core_rule(environment), bytes_rule(product, environment), lines_rule(product))
         if broken is not None:
             return broken
-        if not (product.a_along_k and product.b_along_k):
-            return "both operands must be contiguous along k"
-        for operand in ("a", "b"):
-            if not product.whole(operand):
-                what = f"lines of {operand.upper()} must start at multiples of {WIDE} bytes"
-                return f"{what} and be whole numbers of them"
         if blocks(p) and deep % _BLOCK:
             return f"tile_k is whole blocks of {_BLOCK}, not {deep}"
         teams = number(values, "warps_k")
