@@ -50,6 +50,8 @@ MOST_SUMS = 128
 LINE_BYTES = (64, 128, 256)
 #: A tile whose lines lie within fewer bytes has 32-bit offsets.
 FAR_BYTES = 2**31
+#: Rows or columns of the tiles for products that have as few: those of the narrowest instruction.
+NARROW = 16
 #: Columns of a wavefront's sums that are on their way to D at once, and their pad (sum_patch.h).
 _COLUMNS, _PAD = 16, 4
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
@@ -256,6 +258,8 @@ class MatrixCoreFamily(KernelFamily):
     instructions: ClassVar[tuple[str, ...]]
     #: (tile_m, tile_n, warp_m, warp_n) worth trying.
     listed: ClassVar[tuple[tuple[int, int, int, int], ...]]
+    #: (tile_m, warp_m) worth trying with NARROW columns, or (tile_n, warp_n) with NARROW rows.
+    narrow: ClassVar[tuple[tuple[int, int], ...]]
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """The types, compute type, scaling or groups that the kernels do not have."""
@@ -296,10 +300,13 @@ class MatrixCoreFamily(KernelFamily):
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
-        with group 1."""
+        with group 1. Few rows or columns of 16-bit floats are left to the GEMV and skinny families, which
+        have no 8-bit elements."""
         arch = arch_of(environment)
         instructions = [{"instruction": one} for one in self.choices.get("instruction", (16,))]
-        if not broad(problem) or all(self.shape(problem, one, arch) is None for one in instructions):
+        if DTYPES[problem.dtype_a].bits > 8 and not broad(problem):
+            return
+        if all(self.shape(problem, one, arch) is None for one in instructions):
             return
         found: list[tuple[float, dict[str, Parameter]]] = []
         for values in self._worthwhile(problem):
@@ -312,18 +319,27 @@ class MatrixCoreFamily(KernelFamily):
         yield from chosen
 
     def _worthwhile(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
-        """Parameters of tiles that are not mostly beyond D, with slices of at least four tiles along k."""
+        """Parameters of _sides(), with slices of at least four tiles along k."""
         size = DTYPES[problem.dtype_a].bytes
         names = [name for name in ("instruction", "stages", "splits") if name in self.choices]
-        for (bm, bn, wm, wn), line in combinations(self.listed, LINE_BYTES[:2]):
-            if bm >= 2 * problem.m or bn >= 2 * problem.n:
-                continue
+        for (bm, bn, wm, wn), line in combinations(self._sides(problem), LINE_BYTES[:2]):
             tile = {"tile_m": bm, "tile_n": bn, "tile_k": line // size, "warp_m": wm, "warp_n": wn}
             for rest in combinations(*(self.choices[name] for name in names)):
                 values: dict[str, Parameter] = {**tile, **dict(zip(names, rest, strict=True)), "group": 8}
                 splits = number(values, "splits")
                 if splits == 1 or problem.k >= 4 * splits * line // size:
                     yield {name: values[name] for name in self.choices}
+
+    def _sides(self, problem: GemmProblem) -> Iterator[tuple[int, int, int, int]]:
+        """tile_m, tile_n, warp_m and warp_n of tiles that are not mostly beyond D. The smallest of a product
+        of few rows or columns is there in any case."""
+        m, n = problem.m, problem.n
+        if broad(problem):
+            yield from (tile for tile in self.listed if tile[0] < 2 * m and tile[1] < 2 * n)
+            return
+        for length, part in self.narrow:
+            if length < 2 * max(m, n, NARROW):
+                yield (length, NARROW, part, NARROW) if n <= m else (NARROW, length, NARROW, part)
 
     def varied(self, found: list[tuple[float, dict[str, Parameter]]]) -> list[dict[str, Parameter]]:
         """At most MOST - 1 of those found, the fewest clocks first, and MOST_OF_SHAPE of every tile."""

@@ -79,7 +79,7 @@ def bytes_rule(product: OrientedGemm, environment: Environment) -> str | None:
 
 
 def lines_rule(product: OrientedGemm) -> str | None:
-    """The rule that is broken, or None: 16-byte words of both operands lie within or beyond a line along k."""
+    """The rule that is broken, or None: a 16-byte word of an operand is within or beyond a line along k."""
     if not (product.a_along_k and product.b_along_k):
         return "both operands must be contiguous along k"
     for operand in ("a", "b"):

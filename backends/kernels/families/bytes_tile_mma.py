@@ -114,8 +114,8 @@ class BytesTileMma(TileFamily):
         return splits == 1 or problem.k >= _LEAST_SLICE * splits * number(values, "tile_k")
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: 8-bit floats of this architecture, 16-byte words of both operands,
-        the tile, whole blocks of scales, then the grid."""
+        """The rule that is broken, or None: 8-bit floats of this architecture, 16-byte words of operands, the
+        tile, whole blocks of scales, then the grid."""
         t = self.tile(OrientedGemm(problem), values)
         return first(
             bytes_rule(t.product, environment),

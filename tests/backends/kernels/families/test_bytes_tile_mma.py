@@ -1,5 +1,5 @@
-"""bytes-tile-mma on the host: types, scales, promoted sums; tiles, pipelines and slices of k; rows, columns and
-k that are no whole tile; planted mistakes; rules; what the compiler makes of it."""
+"""bytes-tile-mma on the host: types, scales, promoted sums; tiles, pipelines and slices of k; rows, columns
+and k that are no whole tile; planted mistakes; rules; what the compiler makes of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from backends import resources
 from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import CompileError
 from backends.kernels.families import FAMILIES
@@ -57,7 +58,7 @@ def test_every_kind_is_right(tmp_path: Path) -> None:
             assert finding.wrong == "", (problem.slug, one.found.splits, distribution, finding.wrong)
 
 
-#: n of the call is rows of weights; k that ends inside a tile, and of fewer tiles than the pipeline has stages.
+#: n of the call is rows of weights; k that ends inside a tile, and k of fewer tiles than stages.
 SHAPES: dict[str, GemmProblem] = {
     "sixty-five": linear(65, 130, 784, **ROWS, bias="bf16"),
     "a hundred and thirty-one": linear(131, 136, 656, "fp8_e4m3", **ROWS, beta=1.0),
@@ -90,14 +91,15 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 def test_scales_of_zero_and_nan_reach_their_row_and_column_alone(splits: int, tmp_path: Path) -> None:
     problems = [linear(40, 72, 512, dtype, **ROWS, dtype_d="fp32") for dtype in ("int8", "fp8_e4m3")]
     found = [FAMILY.config(problem, {**CHOSEN, "splits": splits}, SM_90) for problem in problems]
-    for one, kind in zip(build(found, tmp_path, 32), (np.int8, np.dtype("float8_e4m3fn")), strict=True):
+    for one, problem in zip(build(found, tmp_path, 32), problems, strict=True):
+        kind = DTYPES[problem.dtype_a].storage
         weights, tokens = np.ones(72, np.float32), np.ones(40, np.float32)
         weights[7], weights[9], tokens[2], tokens[3] = np.nan, 0.0, np.nan, 0.0
         inputs = {
             "a": np.full((72, 512), 1, np.float32).astype(kind),
             "b": np.full((40, 512), 2, np.float32).astype(kind), "scale_a": weights, "scale_b": tokens,
         }  # fmt: skip
-        d = product_of(one, one.found.product.problem, (1.0, 0.0), inputs)
+        d = product_of(one, problem, (1.0, 0.0), inputs)
         np.testing.assert_array_equal(d, np.outer(tokens, weights) * np.float32(1024))
 
 
@@ -135,22 +137,26 @@ MISTAKES: dict[str, tuple[str, str, str, GemmProblem, dict[str, Parameter]]] = {
     "a pair's scales exchanged": (
         HEADER, "factor[n * 4 + half * 2 + e % 2]", "factor[n * 4 + half * 2 + 1 - e % 2]", BLOCKED, {},
     ),
-    "scales of the first member's columns": (HEADER, "part.j + lane_index() % 4 * 2;", "part.j;", BLOCKED, {}),
+    "scales of the first member's columns": (
+        HEADER, "part.j + lane_index() % 4 * 2;", "part.j;", BLOCKED, {},
+    ),
     "scales twice": (
-        HEADER, "if constexpr (SUMS == kScaled) here.scale_a", "if constexpr (false) here.scale_a", BLOCKED, {},
+        HEADER, "if constexpr (SUMS == kScaled) here.scale_a", "if constexpr (false) here.scale_a",
+        BLOCKED, {},
     ),
     "scales twice, in slices": (HEADER, "SUMS != kScaled>;", "true>;", BLOCKED, {"splits": 2}),
     "columns of the group before": (
         LOOP, "write(part.j + c * kColumns, patch);\n        }", "write(part.j, patch);\n        }", LONG, {},
     ),
-    "rows of another four": (HEADER, "row = at % kFours * 4;", "row = (at + 1) % kFours * 4;", LONG, {}),
+    "rows of another four": (HEADER, "Product::kPitch + row);", "Product::kPitch + (row ^ 4));", LONG, {}),
     "slices in fp32": (
         "device/matrix_epilogue.h", "const auto* from = reinterpret_cast<const typename TYPES::Sum*>",
         "const auto* from = reinterpret_cast<const float*>", LONG, {"splits": 2},
     ),
     "a wait that is too short": (LOOP, "wait_copies<kAhead - 1>();", "wait_copies<kAhead>();", LONG, {}),
     "elements beyond the last": (
-        OPERAND, "left <= 0 ? 0 : least(left, kUnit)", "kUnit", linear(40, 72, 400, **ROWS), {},
+        OPERAND, "left <= 0 ? 0 : least(left, kUnit)", "left <= 0 ? kUnit : least(left, kUnit)",
+        linear(40, 72, 400, **ROWS), {},
     ),
 }  # fmt: skip
 
@@ -257,7 +263,7 @@ def test_what_it_is_not_for(problem: GemmProblem, words: str) -> None:
         (BLOCK, {"tile_m": 192, "warp_m": 48}, "sm_90", "warp_m 48 does not divide a block of 128 rows"),
         (INT8, {"tile_m": 32, "warp_m": 64}, "sm_80", "tile_m 32 is no multiple of warp_m 64"),
         (INT8, {"tile_m": 32, "tile_n": 32}, "sm_80", "threads are a power of two, 64 or more, not 32"),
-        (INT8, {"tile_m": 256, "tile_n": 256}, "sm_89", "bytes of shared memory"),
+        (INT8, {"tile_m": 256, "warp_m": 64}, "sm_89", "bytes of shared memory"),
         (FP8, {"tile_m": 128, "tile_n": 128, "warp_m": 64, "warp_n": 64}, "sm_89",
          "operands and sums take 320 registers; 128 threads have 223 each for them"),
     ],
