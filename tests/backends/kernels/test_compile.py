@@ -135,7 +135,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "dequant-tile-wgmma": MANY_COLUMNS[:1],
         "dequant-tile-mma": MANY_COLUMNS,
-        **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (QUANTISED[2], PLAIN_INTEGERS)),
+        **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
         "bytes-tile-mma": MANY_BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
