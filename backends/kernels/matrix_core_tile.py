@@ -3,7 +3,6 @@ tile_wmma.py for RDNA. What they share: types, scales, the tile with its rules a
 
 from __future__ import annotations
 
-import ctypes
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,18 +27,12 @@ from backends.kernels.legality import (
     threads_rule,
     whole_rule,
 )
-from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
+from backends.kernels.matrix_epilogue import MATRIX_TYPES, ScaledConfig, matrix_types
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.kernels.worthwhile import broad
-from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: small_types.h: gemmtune's type -> its name there.
-MATRIX_TYPES = {
-    **CPP_TYPES, "int8": "gemmtune::Int8", "int32": "gemmtune::Int32",
-    "fp8_e4m3": "gemmtune::E4m3", "fp8_e5m2": "gemmtune::E5m2",
-    "fp8_e4m3_fnuz": "gemmtune::E4m3Fnuz", "fp8_e5m2_fnuz": "gemmtune::E5m2Fnuz",
-}  # fmt: skip
 #: 8-bit floats of each flavour (archs.py: MatrixCores.fp8).
 FP8 = {"ocp": ("fp8_e4m3", "fp8_e5m2"), "fnuz": ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")}
 #: At most so many candidates are listed, and so many of a tile: each is compiled, in seconds.
@@ -64,34 +57,6 @@ ARRIVAL, BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
 _OVERLAP = 4.0
 
 
-class ScaledArgs(GemmArgs):
-    """matrix_epilogue.h: ScaledArgs, GemmArgs and the addresses of scales (null: a scale of one)."""
-
-    _fields_ = (
-        ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p), ("scale_d", ctypes.c_void_p),
-        ("scale_row", ctypes.c_int), ("scale_column", ctypes.c_int),
-        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
-    )  # fmt: skip
-
-    @classmethod
-    def of(cls, problem: GemmProblem, plain: GemmArgs, operands: Operands) -> ScaledArgs:
-        """The argument with the addresses of the problem's scales."""
-        args, shapes = cls(), layouts(problem)
-        ctypes.memmove(ctypes.byref(args), ctypes.byref(plain), ctypes.sizeof(GemmArgs))
-        args.scale_a, args.scale_b, args.scale_d = operands.scale_a, operands.scale_b, operands.scale_d
-        args.scale_a_bytes, args.scale_b_bytes = (
-            shapes[name].bytes if name in shapes else 0 for name in ("scale_a", "scale_b")
-        )
-        args.scale_row, args.scale_column = int(problem.scale_a == "outer"), int(problem.scale_b == "outer")
-        return args
-
-
-def matrix_types(p: GemmProblem) -> str:
-    """matrix_epilogue.h: MatrixTypes<...> of the problem."""
-    kinds = (p.input_type, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
-    return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
-
-
 def overlapped(*clocks: float) -> float:
     """Clocks of what overlaps: little more than the longest."""
     return float(sum(one**_OVERLAP for one in clocks) ** (1 / _OVERLAP))
@@ -100,25 +65,6 @@ def overlapped(*clocks: float) -> float:
 def kind_of(dtype: str) -> str:
     """The input type by which archs.py lists matrix instructions: fp16, bf16, int8 or fp8."""
     return "fp8" if dtype.startswith("fp8") else dtype
-
-
-@dataclass(frozen=True)
-class MatrixCoreConfig(KernelConfig):
-    """A configuration whose argument has scales, and whose second launch adds integers as integers."""
-
-    def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
-        """The argument of both launches for one set of operands (device addresses)."""
-        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
-
-    @property
-    def argument_bytes(self) -> int:
-        """Size of ScaledArgs."""
-        return ctypes.sizeof(ScaledArgs)
-
-    @property
-    def sums(self) -> str:
-        """The class of the second launch."""
-        return "Chosen::SecondLaunch"
 
 
 @dataclass(frozen=True)
@@ -398,7 +344,7 @@ class MatrixCoreFamily(KernelFamily):
         numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages, number(values, "group"))
         arguments = (matrix_types(problem), *map(flag, sides), *numbers)
         text = f"{self.template}<{', '.join(map(str, arguments))}>"
-        return MatrixCoreConfig(
+        return ScaledConfig(
             product, self.header, text, t.threads, t.shared_bytes, t.blocks, number(values, "splits"), t.bk
         )
 

@@ -11,7 +11,8 @@ from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.legality import arch_of, first, grid_rule, registers_rule, sums_rule
-from backends.kernels.matrix_core_tile import MOST_SUMS, MatrixCoreFamily, matrix_types
+from backends.kernels.matrix_core_tile import MOST_SUMS, MatrixCoreFamily
+from backends.kernels.matrix_epilogue import matrix_types
 from backends.kernels.oriented_gemm import OrientedGemm, flag
 from backends.kernels.weight_tile import WeightTile, scales_rule
 from backends.kernels.weights import WeightConfig, bits, group, quantised, unsupported_weights

@@ -14,7 +14,7 @@
 namespace gemmtune {
 
 // GemmArgs and the scales of A's rows, B's columns and D; a null pointer is a scale of one.
-// (backends/kernels/matrix_core_tile.py: ScaledArgs)
+// (backends/kernels/matrix_epilogue.py: ScaledArgs)
 struct ScaledArgs : GemmArgs {
     const float *scale_a, *scale_b, *scale_d;
     int scale_row, scale_column;       // from a row's (column's) scale to the next one's: 1, or 0 for one scale

@@ -11,11 +11,10 @@ from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.few_columns import SECOND_LAUNCH, FewColumnsFamily
 from backends.kernels.legality import arch_of, first, tensor_core_rule
-from backends.kernels.matrix_core_tile import matrix_types
+from backends.kernels.matrix_epilogue import ScaledConfig, matrix_types
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.kernels.scaled import (
     FP8,
-    ScaledConfig,
     blocks,
     bytes_rule,
     lines_rule,

@@ -10,11 +10,10 @@ from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.family import Values, number
 from backends.kernels.legality import arch_of, capability, first, grid_rule
-from backends.kernels.matrix_core_tile import matrix_types
+from backends.kernels.matrix_epilogue import ScaledConfig, matrix_types
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.kernels.scaled import (
     FP8,
-    ScaledConfig,
     bytes_rule,
     lines_rule,
     sums_kind,

@@ -30,7 +30,7 @@ from backends.kernels.legality import (
     shared_rule,
     whole_rule,
 )
-from backends.kernels.matrix_core_tile import ScaledArgs, matrix_types
+from backends.kernels.matrix_epilogue import ScaledArgs, matrix_types
 from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm, oriented
 from backends.kernels.scaled import sums_kind, unsupported_bytes
 from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, argument_type, map_of

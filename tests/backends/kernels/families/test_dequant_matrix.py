@@ -142,7 +142,7 @@ MISTAKES = (
     Mistake("args.k) - 1) / BK + 1)", "args.k) - 1) / BK)", "sliced"),
     Mistake("SlicePlace<Sum>(args, task, i + row,", "SlicePlace<Sum>(args, task, i,", "words"),
     # 8 bits.
-    Mistake("words.at[2 * (number * kRead + word) + 1], pairs", "words.at[2 * (number * kRead + word)], pairs", "bytes"),
+    Mistake("(number * kRead + word) + 1], pairs", "(number * kRead + word)], pairs", "bytes"),
     Mistake("step / TURNS * (kGroups * TURNS) + step % TURNS", "step", "bytes"),
     Mistake("group * kRead * TURNS", "group * kRead", "halves"),
     Mistake("number * I::kGroups)", "0 * number * I::kGroups)", "bytes"),
