@@ -65,7 +65,7 @@ def lines_rule(product: OrientedGemm) -> str | None:
 
 
 def sums_kind(product: OrientedGemm) -> str:
-    """matrix_epilogue.h: enum TileSumsKind, for the product."""
+    """matrix_epilogue.h: enum SumsKind, for the product."""
     p = product.problem
     if blocks(p):
         return "kScaled"

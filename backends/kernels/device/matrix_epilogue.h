@@ -34,7 +34,7 @@ struct MatrixTypes {
 
 // Where the sums of a tile's elements along k are: in an instruction's registers, added in fp32, or multiplied by the
 // scales of blocks and added (tile_wgmma.h, bytes_tile_mma.h).
-enum TileSumsKind { kPlain = 0, kPromoted = 1, kScaled = 2 };
+enum SumsKind { kPlain = 0, kPromoted = 1, kScaled = 2 };
 
 template <typename T>
 GEMMTUNE_DEVICE i64 whole_of(T) { return 0; }

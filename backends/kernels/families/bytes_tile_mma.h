@@ -16,7 +16,7 @@
 
 namespace gemmtune {
 
-template <typename TYPES, TileSumsKind SUMS, int BM, int BN, int BK, int WM, int WN, int STAGES, int GROUP>
+template <typename TYPES, SumsKind SUMS, int BM, int BN, int BK, int WM, int WN, int STAGES, int GROUP>
 struct BytesTileMma {
     using Args = ScaledArgs;
     using SecondLaunch = AddSlices<TYPES, SUMS != kScaled>;

@@ -46,7 +46,7 @@ class BytesTile(Tile):
 
     @property
     def kind(self) -> str:
-        """matrix_epilogue.h: enum TileSumsKind."""
+        """matrix_epilogue.h: enum SumsKind."""
         return sums_kind(self.product)
 
     @property
