@@ -120,6 +120,7 @@ BYTES = tuple(
     )
     for m, n, k, out, more in (
         (1, 72, 272, "bf16", {}), (7, 200, 1152, "bf16", {"bias": "bf16"}), (33, 136, 2064, "fp16", {}),
+        (133, 257, 656, "fp16", {"beta": 1.0}),
     )
 )  # fmt: skip
 #: Grouped products: groups without rows, rows of one group alone, sizes that are no multiple of a tile.

@@ -10,7 +10,7 @@ from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, unscaled
 from backends.gpu.torch_gemm import TorchRuntime
 from backends.kernels.launch import KernelLaunch
-from backends.kernels.matrix_core_tile import MATRIX_TYPES, ScaledArgs
+from backends.kernels.matrix_epilogue import MATRIX_TYPES, ScaledArgs
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem

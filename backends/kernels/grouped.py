@@ -13,7 +13,7 @@ from backends.environment import Environment
 from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, draws_of, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
-from backends.kernels.matrix_core_tile import matrix_types
+from backends.kernels.matrix_epilogue import matrix_types
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
 from backends.kernels.tensor_map import argument_type
 from backends.operands import Operands, layouts

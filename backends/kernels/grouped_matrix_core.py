@@ -30,8 +30,8 @@ from backends.kernels.matrix_core_tile import (
     MOST_SUMS,
     MatrixCoreFamily,
     MatrixTile,
-    matrix_types,
 )
+from backends.kernels.matrix_epilogue import matrix_types
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter

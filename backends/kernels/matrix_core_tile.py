@@ -3,7 +3,6 @@ tile_wmma.py for RDNA. What they share: types, scales, the tile with its rules a
 
 from __future__ import annotations
 
-import ctypes
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,18 +27,12 @@ from backends.kernels.legality import (
     threads_rule,
     whole_rule,
 )
-from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
+from backends.kernels.matrix_epilogue import MATRIX_TYPES, ScaledConfig, matrix_types
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.kernels.worthwhile import broad
-from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: small_types.h: gemmtune's type -> its name there.
-MATRIX_TYPES = {
-    **CPP_TYPES, "int8": "gemmtune::Int8", "int32": "gemmtune::Int32",
-    "fp8_e4m3": "gemmtune::E4m3", "fp8_e5m2": "gemmtune::E5m2",
-    "fp8_e4m3_fnuz": "gemmtune::E4m3Fnuz", "fp8_e5m2_fnuz": "gemmtune::E5m2Fnuz",
-}  # fmt: skip
 #: 8-bit floats of each flavour (archs.py: MatrixCores.fp8).
 FP8 = {"ocp": ("fp8_e4m3", "fp8_e5m2"), "fnuz": ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")}
 #: At most so many candidates are listed, and so many of a tile: each is compiled, in seconds.
@@ -50,6 +43,8 @@ MOST_SUMS = 128
 LINE_BYTES = (64, 128, 256)
 #: A tile whose lines lie within fewer bytes has 32-bit offsets.
 FAR_BYTES = 2**31
+#: Rows or columns of the tiles for products that have as few: those of the narrowest instruction.
+NARROW = 16
 #: Columns of a wavefront's sums that are on their way to D at once, and their pad (sum_patch.h).
 _COLUMNS, _PAD = 16, 4
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
@@ -62,34 +57,6 @@ ARRIVAL, BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 1500.0, 60.0, 3000.0, 8000.0
 _OVERLAP = 4.0
 
 
-class ScaledArgs(GemmArgs):
-    """matrix_epilogue.h: ScaledArgs, GemmArgs and the addresses of scales (null: a scale of one)."""
-
-    _fields_ = (
-        ("scale_a", ctypes.c_void_p), ("scale_b", ctypes.c_void_p), ("scale_d", ctypes.c_void_p),
-        ("scale_row", ctypes.c_int), ("scale_column", ctypes.c_int),
-        ("scale_a_bytes", ctypes.c_longlong), ("scale_b_bytes", ctypes.c_longlong),
-    )  # fmt: skip
-
-    @classmethod
-    def of(cls, problem: GemmProblem, plain: GemmArgs, operands: Operands) -> ScaledArgs:
-        """The argument with the addresses of the problem's scales."""
-        args, shapes = cls(), layouts(problem)
-        ctypes.memmove(ctypes.byref(args), ctypes.byref(plain), ctypes.sizeof(GemmArgs))
-        args.scale_a, args.scale_b, args.scale_d = operands.scale_a, operands.scale_b, operands.scale_d
-        args.scale_a_bytes, args.scale_b_bytes = (
-            shapes[name].bytes if name in shapes else 0 for name in ("scale_a", "scale_b")
-        )
-        args.scale_row, args.scale_column = int(problem.scale_a == "outer"), int(problem.scale_b == "outer")
-        return args
-
-
-def matrix_types(p: GemmProblem) -> str:
-    """matrix_epilogue.h: MatrixTypes<...> of the problem."""
-    kinds = (p.input_type, p.dtype_b, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
-    return f"gemmtune::MatrixTypes<{', '.join(MATRIX_TYPES[kind] for kind in kinds)}>"
-
-
 def overlapped(*clocks: float) -> float:
     """Clocks of what overlaps: little more than the longest."""
     return float(sum(one**_OVERLAP for one in clocks) ** (1 / _OVERLAP))
@@ -98,25 +65,6 @@ def overlapped(*clocks: float) -> float:
 def kind_of(dtype: str) -> str:
     """The input type by which archs.py lists matrix instructions: fp16, bf16, int8 or fp8."""
     return "fp8" if dtype.startswith("fp8") else dtype
-
-
-@dataclass(frozen=True)
-class MatrixCoreConfig(KernelConfig):
-    """A configuration whose argument has scales, and whose second launch adds integers as integers."""
-
-    def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
-        """The argument of both launches for one set of operands (device addresses)."""
-        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
-
-    @property
-    def argument_bytes(self) -> int:
-        """Size of ScaledArgs."""
-        return ctypes.sizeof(ScaledArgs)
-
-    @property
-    def sums(self) -> str:
-        """The class of the second launch."""
-        return "Chosen::SecondLaunch"
 
 
 @dataclass(frozen=True)
@@ -256,6 +204,8 @@ class MatrixCoreFamily(KernelFamily):
     instructions: ClassVar[tuple[str, ...]]
     #: (tile_m, tile_n, warp_m, warp_n) worth trying.
     listed: ClassVar[tuple[tuple[int, int, int, int], ...]]
+    #: (tile_m, warp_m) worth trying with NARROW columns, or (tile_n, warp_n) with NARROW rows.
+    narrow: ClassVar[tuple[tuple[int, int], ...]]
 
     def unsupported(self, problem: GemmProblem) -> str | None:
         """The types, compute type, scaling or groups that the kernels do not have."""
@@ -296,10 +246,13 @@ class MatrixCoreFamily(KernelFamily):
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
-        with group 1."""
+        with group 1. Few rows or columns of 16-bit floats are left to the GEMV and skinny families, which
+        have no 8-bit elements."""
         arch = arch_of(environment)
         instructions = [{"instruction": one} for one in self.choices.get("instruction", (16,))]
-        if not broad(problem) or all(self.shape(problem, one, arch) is None for one in instructions):
+        if DTYPES[problem.dtype_a].bits > 8 and not broad(problem):
+            return
+        if all(self.shape(problem, one, arch) is None for one in instructions):
             return
         found: list[tuple[float, dict[str, Parameter]]] = []
         for values in self._worthwhile(problem):
@@ -312,18 +265,27 @@ class MatrixCoreFamily(KernelFamily):
         yield from chosen
 
     def _worthwhile(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
-        """Parameters of tiles that are not mostly beyond D, with slices of at least four tiles along k."""
+        """Parameters of _sides(), with slices of at least four tiles along k."""
         size = DTYPES[problem.dtype_a].bytes
         names = [name for name in ("instruction", "stages", "splits") if name in self.choices]
-        for (bm, bn, wm, wn), line in combinations(self.listed, LINE_BYTES[:2]):
-            if bm >= 2 * problem.m or bn >= 2 * problem.n:
-                continue
+        for (bm, bn, wm, wn), line in combinations(self._sides(problem), LINE_BYTES[:2]):
             tile = {"tile_m": bm, "tile_n": bn, "tile_k": line // size, "warp_m": wm, "warp_n": wn}
             for rest in combinations(*(self.choices[name] for name in names)):
                 values: dict[str, Parameter] = {**tile, **dict(zip(names, rest, strict=True)), "group": 8}
                 splits = number(values, "splits")
                 if splits == 1 or problem.k >= 4 * splits * line // size:
                     yield {name: values[name] for name in self.choices}
+
+    def _sides(self, problem: GemmProblem) -> Iterator[tuple[int, int, int, int]]:
+        """tile_m, tile_n, warp_m and warp_n of tiles that are not mostly beyond D. The smallest of a product
+        of few rows or columns is there in any case."""
+        m, n = problem.m, problem.n
+        if broad(problem):
+            yield from (tile for tile in self.listed if tile[0] < 2 * m and tile[1] < 2 * n)
+            return
+        for length, part in self.narrow:
+            if length < 2 * max(m, n, NARROW):
+                yield (length, NARROW, part, NARROW) if n <= m else (NARROW, length, NARROW, part)
 
     def varied(self, found: list[tuple[float, dict[str, Parameter]]]) -> list[dict[str, Parameter]]:
         """At most MOST - 1 of those found, the fewest clocks first, and MOST_OF_SHAPE of every tile."""
@@ -382,7 +344,7 @@ class MatrixCoreFamily(KernelFamily):
         numbers = (t.bm, t.bn, t.bk, t.wm, t.wn, *self.shape_arguments(t), t.stages, number(values, "group"))
         arguments = (matrix_types(problem), *map(flag, sides), *numbers)
         text = f"{self.template}<{', '.join(map(str, arguments))}>"
-        return MatrixCoreConfig(
+        return ScaledConfig(
             product, self.header, text, t.threads, t.shared_bytes, t.blocks, number(values, "splits"), t.bk
         )
 

@@ -1,5 +1,5 @@
-"""Products of 4-bit weights on AMD's matrix cores (dequant_matrix_tile.h): what dequant_mfma.py for CDNA and
-dequant_wmma.py for RDNA share."""
+"""Products of quantised weights on AMD's matrix cores (dequant_matrix_tile.h): what dequant_mfma.py for CDNA
+and dequant_wmma.py for RDNA share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.legality import arch_of, first, grid_rule, registers_rule, sums_rule
-from backends.kernels.matrix_core_tile import MOST_SUMS, MatrixCoreFamily, matrix_types
+from backends.kernels.matrix_core_tile import MOST_SUMS, MatrixCoreFamily
+from backends.kernels.matrix_epilogue import matrix_types
 from backends.kernels.oriented_gemm import OrientedGemm, flag
 from backends.kernels.weight_tile import WeightTile, scales_rule
 from backends.kernels.weights import WeightConfig, bits, group, quantised, unsupported_weights
@@ -37,10 +38,6 @@ class MatrixWeights(MatrixCoreFamily):
         p = problem
         if (broken := unsupported_weights(p)) is not None:
             return broken
-        if bits(p) != 4:
-            return f"these kernels multiply 4-bit weights, not {p.dtype_a}"
-        if not group(p):
-            return f"weights have scales of groups of 32, 64 or 128 elements of k here, not {p.scale_a}"
         return None if OrientedGemm(p).b_along_k else "columns must be contiguous along k"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -80,6 +77,7 @@ class MatrixWeights(MatrixCoreFamily):
         if (broken := self.tile_rule(t)) is not None:
             return broken
         return first(
+            _group_rule(t),
             sums_rule(t.sums + t.further, MOST_SUMS, " with the scaled ones"),
             registers_rule(t.registers + t.further, t.threads, t.arch, t.sums),
             grid_rule(t.blocks, t.threads, t.product, t.arch, number(values, "splits")),
@@ -102,3 +100,11 @@ class MatrixWeights(MatrixCoreFamily):
         t = self.tile(problem, values, arch)
         assert isinstance(t, WeightTile)
         return t
+
+
+def _group_rule(t: WeightTile) -> str | None:
+    """A group of 8-bit weights is what the lanes of a row read at once, or several times as much."""
+    deep, own = t.read_deep, group(t.problem)
+    if bits(t.problem) == 8 and own % deep:
+        return f"groups of {own} elements of k; the lanes of a row read {deep} of {t.problem.dtype_a} at once"
+    return None

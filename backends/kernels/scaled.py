@@ -1,18 +1,12 @@
-"""8-bit operands with scales as NVIDIA's kernels see them: the types, the argument and the rules that their
-families share (matrix_epilogue.h)."""
+"""8-bit operands with scales as NVIDIA's kernels see them: the types and the rules that their families share
+(matrix_epilogue.h)."""
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
-
 from backends.environment import Environment
 from backends.grouping import ungrouped
-from backends.kernels.family import KernelConfig
 from backends.kernels.legality import capability
-from backends.kernels.matrix_core_tile import ScaledArgs
-from backends.kernels.oriented_gemm import OrientedGemm
-from backends.operands import Operands
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.problem import GemmProblem
 
 #: The 8-bit floats of NVIDIA's tensor cores.
@@ -21,25 +15,6 @@ FP8 = ("fp8_e4m3", "fp8_e5m2")
 _ENDS = ("fp32", "fp16", "bf16", "int8", "int32", *FP8)
 #: The compute capability (times ten) from which 8-bit floats are converted by instructions.
 _CONVERTS = 89
-
-
-@dataclass(frozen=True)
-class ScaledConfig(KernelConfig):
-    """A configuration whose argument has scales, and whose second launch adds integers as integers."""
-
-    def arguments(self, operands: Operands, workspace: int) -> ScaledArgs:
-        """The argument of both launches for one set of operands (device addresses)."""
-        return ScaledArgs.of(self.product.problem, super().arguments(operands, workspace), operands)
-
-    @property
-    def argument_bytes(self) -> int:
-        """Bytes of ScaledArgs."""
-        return ctypes.sizeof(ScaledArgs)
-
-    @property
-    def sums(self) -> str:
-        """The class of the second launch."""
-        return "Chosen::SecondLaunch"
 
 
 def blocks(p: GemmProblem) -> bool:
@@ -76,3 +51,22 @@ def bytes_rule(product: OrientedGemm, environment: Environment) -> str | None:
     if product.problem.dtype_a in FP8 and capability(environment) < _CONVERTS:
         return f"8-bit floats need sm_89 or later, not {environment.arch}"
     return None
+
+
+def lines_rule(product: OrientedGemm) -> str | None:
+    """The rule that is broken, or None: a 16-byte word of an operand is within or beyond a line along k."""
+    if not (product.a_along_k and product.b_along_k):
+        return "both operands must be contiguous along k"
+    for operand in ("a", "b"):
+        if not product.whole(operand):
+            what = f"lines of {operand.upper()} must start at multiples of {WIDE} bytes"
+            return f"{what} and be whole numbers of them"
+    return None
+
+
+def sums_kind(product: OrientedGemm) -> str:
+    """matrix_epilogue.h: enum SumsKind, for the product."""
+    p = product.problem
+    if blocks(p):
+        return "kScaled"
+    return "kPromoted" if p.dtype_a in FP8 and not p.fast_accumulation else "kPlain"

@@ -1,6 +1,7 @@
 """The base of families for GEMMs of any size on tensor cores: mma.sync, sm_80 and later (tile_product.h).
 
-In tile_mma.h a block computes a tile of D or a slice of its k; in stream_k.h blocks share tiles evenly.
+In tile_mma.h a block computes a tile of D or a slice of its k; in stream_k.h blocks share tiles evenly;
+bytes_tile_mma.h has 8-bit elements.
 tile_wgmma.py has Hopper's wgmma.
 """
 
@@ -173,13 +174,17 @@ class Tile:
         them hides most of the others."""
         p = self.product
         deep = _STEP_BYTES // p.element_bytes
-        products = _PRODUCTS[90 if capability(environment) >= 90 else 80] * 2 / p.element_bytes
+        products = self.multiply_adds(environment)
         copied = sum(self.operand_bytes(operand) for operand in "ab") * deep / self.bk
         read = self._read("a", self.bn // self.wn) + self._read("b", self.bm // self.wm)
         each = (self.bm * self.bn * deep / products, (copied + read) / _SHARED_BYTES, copied / _L2_BYTES)
         longest = (*(here * self.bk / deep * clocks for clocks in each), _ARRIVAL / (self.stages - 1))
         hidden: float = sum(clocks**_OVERLAP for clocks in longest) ** (1 / _OVERLAP)
         return hidden + _BARRIER
+
+    def multiply_adds(self, environment: Environment) -> float:
+        """Multiply-adds of a multiprocessor in a clock."""
+        return _PRODUCTS[90 if capability(environment) >= 90 else 80] * 2 / self.product.element_bytes
 
     def _read(self, operand: str, warps: int) -> float:
         """Bytes of shared-memory bandwidth that a step's fragments take; each line is read by `warps`

@@ -1,5 +1,5 @@
-"""A tile of a product of 4-bit weights on AMD's matrix cores (weight_tile.h): its numbers, its rules and its
-cost. The families for one product and for groups share it."""
+"""A tile of a product of quantised weights on AMD's matrix cores (weight_tile.h): its numbers, its rules and
+its cost. The families for one product and for groups share it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from backends.kernels.matrix_core_tile import (
     overlapped,
 )
 from backends.kernels.oriented_gemm import WIDE
-from backends.kernels.weights import group
+from backends.kernels.weights import bits, group
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 
-#: Instructions that convert a word of eight weights: of MXFP4, of integers to fp16, and to bf16; and those
-#: that read a lane's scale and zero point. By counting; nothing is measured on AMD hardware.
-_FLOATS, _HALVES, _BFLOATS, _SCALE = 15.0, 12.0, 8.0, 8.0
+#: Instructions that convert eight weights: of MXFP4, and of integers by their bits and the activations' type;
+#: and those that read a lane's scale and zero point. By counting; nothing is measured on AMD hardware.
+_FLOATS, _SCALE = 15.0, 8.0
+_CONVERT = {(4, "fp16"): 12.0, (4, "bf16"): 8.0, (8, "fp16"): 14.0, (8, "bf16"): 14.0}
 #: Registers for addresses, beside legality.OTHER_REGISTERS.
 _ADDRESSES = 40
 #: How much faster than its share of memory bandwidth a unit reads while others idle.
@@ -48,7 +49,7 @@ def scales_rule(problem: GemmProblem, values: Values) -> str | None:
 
 
 class WeightTile(MatrixTile):
-    """weight_tile.h: WeightTile's numbers. A is stored in 4 bits."""
+    """weight_tile.h: WeightTile's numbers. A is stored in 4 or 8 bits."""
 
     @property
     def problem(self) -> GemmProblem:
@@ -58,7 +59,18 @@ class WeightTile(MatrixTile):
     @property
     def line_bytes(self) -> int:
         """Bytes of a row of a tile of weights."""
-        return self.bk // 2
+        return self.bk * bits(self.problem) // 8
+
+    @property
+    def group(self) -> int:
+        """Elements of k whose sums are scaled at once."""
+        return group(self.problem) or self.bk
+
+    @property
+    def read_deep(self) -> int:
+        """Elements of k of a row of 8-bit weights that its lanes read at once (staged_weights.h)."""
+        one_row = {"wmma_gfx11": 1, "wmma_gfx12": 2}  # lanes; of MFMA all that are left
+        return WIDE * one_row.get(self.cores.instruction, self.arch.warp // self.shape[0])
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -89,7 +101,7 @@ class WeightTile(MatrixTile):
         p, lines = self.problem, self.shape[0]
         down, across = self.wm // lines, self.wn // lines
         steps = 2 * (across * self.operand_words + 4 * down) + self.operand_words
-        scales = self.bk // group(p)
+        scales = self.bk // self.group
         words = -(-scales * DTYPES[p.scale_dtype or "fp32"].bytes // 4)
         zeros = {"uint4": scales, "float": words, "shift": words}.get(p.zero_a, 0)
         loads = sum(5 * max(1, size // self.threads // WIDE) for size in self.sides)
@@ -127,7 +139,8 @@ class WeightTile(MatrixTile):
     @property
     def weight_bytes(self) -> float:
         """Bytes of a weight with its part of a scale."""
-        return 0.5 + DTYPES[self.problem.scale_dtype or "fp32"].bytes / group(self.problem)
+        scale = DTYPES[self.problem.scale_dtype or "fp32"].bytes / (group(self.problem) or self.problem.k)
+        return bits(self.problem) / 8 + scale
 
     def weight_clocks(self, here: int, memory_bytes: float) -> float:
         """Clocks of a step along k of `here` blocks of one unit, of which each reads `memory_bytes` from
@@ -146,8 +159,8 @@ class WeightTile(MatrixTile):
         p, cores = self.problem, self.cores
         across, copies = self.bn // self.wn, 2 if cores.instruction == "wmma_gfx11" else 1
         weights, inputs = self.sides
-        convert = _FLOATS if p.mx else _HALVES if p.dtype_b == "fp16" else _BFLOATS
-        scaled, groups = self.bm * self.bn * (2 if self.ones else 1), self.bk // group(p)
+        convert = _FLOATS if p.mx else _CONVERT[bits(p), p.dtype_b]
+        scaled, groups = self.bm * self.bn * (2 if self.ones else 1), self.bk // self.group
         issued = self.bm * across * copies * (self.bk / 8 * convert + groups * _SCALE * 2) + scaled * groups
         rows = self.bm + (self.bm // self.wm * self.shape[0] if self.ones else 0)
         moved = weights * (across + 1) + inputs * (self.bm // self.wm + 1)

@@ -28,7 +28,7 @@ WEIGHTS = (
     "dequant-mfma",
     "dequant-wmma",
 )
-BYTES = ("bytes-ring",)
+BYTES = ("bytes-ring", "bytes-tile-mma")
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (
     "grouped-wgmma", "grouped-ring", "grouped-tile", "grouped-mfma", "grouped-wmma", "triton-fused-moe",

@@ -1,4 +1,4 @@
-// Products of 4-bit weights by AMD's matrix instructions: a block computes BM x BN of D (weight_tile.h), or a slice of
+// Products of quantised weights by AMD's matrix instructions: a block computes BM x BN of D (weight_tile.h), or a slice of
 // k's part of it. Sums pass through shared memory on their way to D (sum_patch.h).
 #pragma once
 

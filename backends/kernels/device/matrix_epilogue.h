@@ -14,7 +14,7 @@
 namespace gemmtune {
 
 // GemmArgs and the scales of A's rows, B's columns and D; a null pointer is a scale of one.
-// (backends/kernels/matrix_core_tile.py: ScaledArgs)
+// (backends/kernels/matrix_epilogue.py: ScaledArgs)
 struct ScaledArgs : GemmArgs {
     const float *scale_a, *scale_b, *scale_d;
     int scale_row, scale_column;       // from a row's (column's) scale to the next one's: 1, or 0 for one scale
@@ -31,6 +31,10 @@ struct MatrixTypes {
     using Bias = BIAS;
     using Sum = typename SumOf<A>::Type;
 };
+
+// Where the sums of a tile's elements along k are: in an instruction's registers, added in fp32, or multiplied by the
+// scales of blocks and added (tile_wgmma.h, bytes_tile_mma.h).
+enum SumsKind { kPlain = 0, kPromoted = 1, kScaled = 2 };
 
 template <typename T>
 GEMMTUNE_DEVICE i64 whole_of(T) { return 0; }

@@ -8,6 +8,8 @@
 // 8-bit floats are converted to fp16, exactly, and multiplied by mma.m16n8k16, which sums in fp32. The conversion is an
 // instruction from sm_89 on. On sm_90 mma.m16n8k32 of 8-bit floats is compiled to the same instructions; here weights
 // are converted once for all columns. On sm_89 it is an instruction whose sums are narrower than fp32.
+//
+// MmaBytes is that instruction on elements as they are stored, for tile_product.h. A lane's words are int8's.
 #pragma once
 
 #include "device/mma.h"
@@ -30,6 +32,21 @@ inline void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)
         }
     }
 }
+template <typename A, typename B>
+inline void mma_16x8x32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    static_assert(kWarp == 32, "fragments are of 32 lanes");
+    const auto lanes = host::exchange(Fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+    const int group = lane_index() / 4, member = lane_index() % 4;
+    const auto byte = [](unsigned word, int at) { return static_cast<unsigned char>(word >> 8 * at); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = group + (i / 2) * 8, column = 2 * member + i % 2;
+        for (int k = 0; k < 32; ++k) {
+            const int from = k % 16 / 4;
+            d[i] += widen(A{byte(lanes.of(row % 8 * 4 + from).a[row / 8 + k / 16 * 2], k % 4)}) *
+                    widen(B{byte(lanes.of(column * 4 + from).b[k / 16], k % 4)});
+        }
+    }
+}
 // Four 8-bit floats as four of fp16, in their order.
 template <typename T>
 inline void widen_bytes(unsigned word, unsigned (&out)[2]) {
@@ -47,6 +64,21 @@ GEMMTUNE_DEVICE void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsi
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+template <typename A, typename B>
+GEMMTUNE_DEVICE void mma_16x8x32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+#define GEMMTUNE_MMA_BYTES(A, B, NAMES)                                                                  \
+    template <>                                                                                          \
+    GEMMTUNE_DEVICE void mma_16x8x32<A, B>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { \
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.f32." NAMES ".f32 "                              \
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                      \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                         \
+    }
+GEMMTUNE_MMA_BYTES(E4m3, E4m3, "e4m3.e4m3")
+GEMMTUNE_MMA_BYTES(E4m3, E5m2, "e4m3.e5m2")
+GEMMTUNE_MMA_BYTES(E5m2, E4m3, "e5m2.e4m3")
+GEMMTUNE_MMA_BYTES(E5m2, E5m2, "e5m2.e5m2")
+#undef GEMMTUNE_MMA_BYTES
 template <typename T>
 GEMMTUNE_DEVICE void widen_bytes(unsigned word, unsigned (&out)[2]);
 #define GEMMTUNE_WIDEN(TYPE, NAME)                                                                       \
@@ -60,6 +92,17 @@ GEMMTUNE_WIDEN(E4m3, "e4m3x2")
 GEMMTUNE_WIDEN(E5m2, "e5m2x2")
 #undef GEMMTUNE_WIDEN
 #endif
+
+// The elements' type, of one size in A and B, the type of sums, and the instruction (tile_product.h: PRODUCTS).
+template <typename A, typename B>
+struct MmaBytes {
+    using T = A;
+    using Sum = typename SumOf<A>::Type;
+    static GEMMTUNE_DEVICE void add(Sum (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+        if constexpr (kInteger<A>) mma_16x8x32(sum, a, b);
+        else mma_16x8x32<A, B>(sum, a, b);
+    }
+};
 
 // Elements of A and B on their way from 16-byte loads to sums. A Fragment is a load as instructions take it.
 template <typename A, typename B>

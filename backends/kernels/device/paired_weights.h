@@ -1,9 +1,10 @@
-// 4-bit weights in registers as pairs of 16-bit floats for AMD's matrix instructions: eight of a 32-bit word at a
-// time, in the order that one mask selects: (0, 4), (1, 5), (2, 6), (3, 7). paired() orders activations alike.
+// Quantised weights in registers as pairs of 16-bit floats for AMD's matrix instructions: eight at a time, in the order
+// in which one mask selects those of 4 bits: (0, 4), (1, 5), (2, 6), (3, 7). paired() orders activations alike.
 //
 // An integer becomes a float by placing its bits in the mantissa of a power of two whose last bit is worth one
 // (dequantise.h). fp16 subtracts the power with the zero point by one packed addition. Most AMD GPUs have no such
-// instruction for bf16: the power stays, and is subtracted from sums (weight_tile.h).
+// instruction for bf16: the power stays, and is subtracted from sums (weight_tile.h). bf16's mantissa has no room for
+// eight bits beside a power: a byte is converted to fp32, of which the upper half is all.
 //
 // A 4-bit float (e2m1) has eight magnitudes. v_perm_b32 looks up their bytes in two registers, four at a time. No
 // weight is subnormal: gfx90a's matrix instructions would take it as zero.
@@ -60,7 +61,11 @@ struct MagnitudesOf<Half> {
     static constexpr unsigned kUpper[2] = {0x3e3c3800u, 0x46444240u};  // the lower ones are zero
 };
 
-// The eight weights of a word. Integers are minus the whole zero point `zero` in fp16; in bf16 they are themselves plus
+// The power of two that stays in bf16's integers.
+template <typename T, typename QUANT>
+constexpr float kLeft = QUANT::kBits == 4 ? PowerOf<T>::kLeft : 0.0f;
+
+// The eight weights of a word of 4-bit ones. Integers are minus the whole zero point `zero` in fp16; in bf16 they are themselves plus
 // PowerOf::kLeft. Signed ones are larger by kConstantZero, which is part of `zero`.
 template <typename T, typename QUANT>
 GEMMTUNE_DEVICE void paired_weights(unsigned word, unsigned zero, unsigned (&out)[4]) {
@@ -83,6 +88,23 @@ GEMMTUNE_DEVICE void paired_weights(unsigned word, unsigned zero, unsigned (&out
         for (int i = 0; i < 4; ++i) {
             out[i] = (raised >> 4 * i & 0x000f000fu) | PowerOf<T>::kBits;
             if constexpr (kSame<T, Half>) out[i] = add_halves(out[i], both(0xe400u + zero));
+        }
+    }
+}
+
+// The eight 8-bit integers of two words: themselves in fp16; in bf16 larger by kConstantZero.
+template <typename T>
+GEMMTUNE_DEVICE void paired_bytes(unsigned low, unsigned high, unsigned (&out)[4]) {
+    const unsigned first = low ^ 0x80808080u, second = high ^ 0x80808080u;
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (kSame<T, Half>) {
+            const unsigned pair = permute_bytes(second, first, 0x04040000u + 0x01010101u * static_cast<unsigned>(i));
+            out[i] = add_halves((pair & 0x00ff00ffu) | PowerOf<Half>::kBits, both(0xe480u));  // 1024 + 128
+        } else {
+            const float lower = static_cast<float>(first >> 8 * i & 0xffu);
+            const float upper = static_cast<float>(second >> 8 * i & 0xffu);
+            out[i] = permute_bytes(as_unsigned(upper), as_unsigned(lower), 0x07060302);  // the upper halves
         }
     }
 }

@@ -191,13 +191,15 @@ public:
 
     // The tile's lines as a wavefront's instructions take them: of TILES x INSTRUCTION::kLines lines from
     // `line` on, kRead 16-byte chunks of each, those of step `step`. Which elements of k a lane multiplies in
-    // which instruction is free as long as it is the same for both operands.
-    template <typename INSTRUCTION>
+    // which instruction is free as long as it is the same for both operands. TURNS: how many steps a lane takes from
+    // neighbouring chunks, as where the other operand's elements of these steps are read at once.
+    template <typename INSTRUCTION, int TURNS = 1>
     struct Read {
         static constexpr int kRead = INSTRUCTION::kWords > 4 ? 2 : 1;
         static constexpr int kPerStep = 4 * kRead / INSTRUCTION::kWords;  // instructions of a step
         static constexpr int kSteps = kChunks / (kRead * INSTRUCTION::kGroups);
         static_assert(kSteps * kRead * INSTRUCTION::kGroups == kChunks, "a tile is whole steps");
+        static_assert(kSteps % TURNS == 0 && is_power_of_two(TURNS), "whole turns");
 
         template <int TILES>
         static GEMMTUNE_DEVICE void run(const char* tile, int line, int step,
@@ -205,14 +207,15 @@ public:
             constexpr int kLines = INSTRUCTION::kLines, kGroups = INSTRUCTION::kGroups;
             constexpr int kWordsOfOne = INSTRUCTION::kWords;
             const int lane = lane_index(), group = kGroups > 1 ? lane / kLines : 0;
-            const int first = place(line + lane % kLines, group * kRead);
+            const int first = place(line + lane % kLines, group * kRead * TURNS);
             const int from = kChunks > 8 ? any_offset(first) : first;
+            const int turn = step / TURNS * (kGroups * TURNS) + step % TURNS;
             GEMMTUNE_UNROLL
             for (int i = 0; i < TILES; ++i) {
                 unsigned words[4 * kRead];
                 GEMMTUNE_UNROLL
                 for (int c = 0; c < kRead; ++c) {
-                    const int at = moved(from, i * kLines, step * kGroups * kRead + c);
+                    const int at = moved(from, i * kLines, turn * kRead + c);
                     const Words found = read_shared<Words>(tile + at);
                     GEMMTUNE_UNROLL
                     for (int w = 0; w < 4; ++w) words[4 * c + w] = found.at[w];

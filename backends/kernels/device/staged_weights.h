@@ -1,9 +1,13 @@
-// 4-bit weights on their way from global memory through registers to shared memory, as they are stored, and from
+// Quantised weights on their way from global memory through registers to shared memory, as they are stored, and from
 // there to the lanes of matrix instructions; and their scales and zero points, which lanes read from global memory.
 //
-// A lane multiplies eight neighbours along k at a time: a *word* of weights, and a 16-byte chunk of activations. The
-// lanes of a row take words in turn, as staged_operand.h: Read takes chunks. The 16 words of 128 elements of a row
-// are moved on their way to shared memory so that a lane's lie side by side: it reads four of them at once.
+// A lane multiplies eight neighbours along k at a time: one 32-bit word of 4-bit weights, or two of 8-bit ones, and a
+// 16-byte chunk of activations. It reads four words of weights at once.
+//
+// 4 bits: the lanes of a row take words in turn, as staged_operand.h: Read takes chunks. The 16 words of 128 elements of
+// a row are moved on their way to shared memory so that a lane's lie side by side.
+// 8 bits: the lanes of a row take 16-byte chunks in turn, so weights stay where they are. A chunk is 16 elements, those of
+// one step or two, for which the lane takes neighbouring chunks of activations (kTurns).
 #pragma once
 
 #include "device/paired_weights.h"
@@ -11,32 +15,49 @@
 
 namespace gemmtune {
 
-// LINES rows by BK elements of k.
-template <typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
-struct StagedWeights {
+// LINES rows by BK elements of k, of BITS each, as they are loaded.
+template <int BITS, typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
+struct StoredWeights {
     using I = INSTRUCTION;
-    using Raw = StagedOperand<Int8, true, WHOLE, FAR, LINES, BK / 2, THREADS>;
+    static constexpr int kPerByte = 8 / BITS;
+    using Raw = StagedOperand<Int8, true, WHOLE, FAR, LINES, BK / kPerByte, THREADS>;
     static constexpr int kBytes = Raw::kBytes;
-    static constexpr int kRead = I::kWords > 4 ? 2 : 1;   // words of a lane and step
+    static constexpr int kRead = I::kWords > 4 ? 2 : 1;   // eights of neighbours of a lane and step
     static constexpr int kDeep = 8 * kRead * I::kGroups;  // elements of k of a step
-    static constexpr int kRun = 4 / I::kGroups;           // words of a 16-byte load that go to one lane
-    static constexpr int kSteps = BK / kDeep, kOfFour = 4 / kRead;  // steps; those of words that are read at once
-    static_assert(BK % 128 == 0, "whole 64-byte parts of rows");
+    static constexpr int kSteps = BK / kDeep, kOfFour = 2 * kPerByte / kRead;  // steps; those of four words
+    static_assert(BK % 128 == 0, "whole turns of a row's lanes");
 
     Raw raw;
 
-    // From row `row` of `rows` on, and from element p of k on, an even one; `ld` is in bytes.
-    GEMMTUNE_DEVICE StagedWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 p, i64 k)
-        : raw(weights, 0, ld, row, rows, p / 2, k / 2) {}
+    // From row `row` of `rows` on, and from element p of k on, the first of a byte; `ld` is in bytes.
+    GEMMTUNE_DEVICE StoredWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 p, i64 k)
+        : raw(weights, 0, ld, row, rows, p / kPerByte, k / kPerByte) {}
 
     GEMMTUNE_DEVICE void load(int left) {
         if (raw.full() && left >= BK) raw.load();
-        else raw.load_edge(left / 2);
+        else raw.load_edge(left / kPerByte);
     }
+};
+
+// How they are stored to shared memory, and read from there.
+template <int BITS, typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
+struct StagedWeights;
+
+template <typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
+struct StagedWeights<4, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS>
+    : StoredWeights<4, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS> {
+    using Stored = StoredWeights<4, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS>;
+    using I = INSTRUCTION;
+    using Raw = typename Stored::Raw;
+    static constexpr int kRead = Stored::kRead, kRun = 4 / I::kGroups;  // kRun: words of a load that go to one lane
+    static constexpr int kTurns = 1;                                    // steps of neighbouring chunks of activations
+
+    GEMMTUNE_DEVICE StagedWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 p, i64 k)
+        : Stored(weights, ld, row, rows, p, k) {}
 
     GEMMTUNE_DEVICE void store(char* tile) const {
         const int chunk = static_cast<int>(thread_index()) % 4;  // of its 64 bytes
-        raw.each_chunk([&](int place, const unsigned (&words)[4]) {
+        this->raw.each_chunk([&](int place, const unsigned (&words)[4]) {
             GEMMTUNE_UNROLL
             for (int group = 0; group < I::kGroups; ++group) {
                 unsigned run[kRun];
@@ -69,6 +90,29 @@ private:
     }
 };
 
+template <typename INSTRUCTION, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
+struct StagedWeights<8, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS>
+    : StoredWeights<8, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS> {
+    using Stored = StoredWeights<8, INSTRUCTION, WHOLE, FAR, LINES, BK, THREADS>;
+    using I = INSTRUCTION;
+    using Raw = typename Stored::Raw;
+    static constexpr int kTurns = Stored::kOfFour;
+
+    GEMMTUNE_DEVICE StagedWeights(const void* weights, i64 ld, i64 row, i64 rows, i64 p, i64 k)
+        : Stored(weights, ld, row, rows, p, k) {}
+    GEMMTUNE_DEVICE void store(char* tile) const { this->raw.store(tile); }
+
+    // The lane's words of TILES x I::kLines rows from `row` on, of steps kOfFour `number` and following.
+    template <int TILES>
+    static GEMMTUNE_DEVICE void read(const char* tile, int row, int number, Words (&out)[TILES]) {
+        const int lane = lane_index(), group = I::kGroups > 1 ? lane / I::kLines : 0;
+        const int from = any_offset(Raw::place(row + lane % I::kLines, group));
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < TILES; ++i)
+            out[i] = read_shared<Words>(tile + Raw::moved(from, i * I::kLines, number * I::kGroups));
+    }
+};
+
 // Scales and zero points of weights of `rows` rows, `each` scales a row: those of matrix `matrix`, from one of which to
 // the next there are so many bytes.
 struct WeightScales {
@@ -79,17 +123,20 @@ struct WeightScales {
 
 // Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES of its wavefront, and of
 // BK elements of k, of which a row has at least as many. Those of the next elements are requested while these are
-// used. Where a row ends, they are read up to its end, and shifted to where they belong. T: of the activations.
+// used. Where a row ends, they are read up to its end, and shifted to where they belong. A whole row's (QUANT::kGroup 0)
+// are the same for all elements. T: of the activations.
 template <typename T, typename QUANT, int TILES, int LINES, int BK>
 struct LaneScales {
     using Scale = typename QUANT::Scale;
-    static constexpr int kScales = BK / QUANT::kGroup, kSize = static_cast<int>(sizeof(Scale));
+    static constexpr bool kWholeRow = QUANT::kGroup == 0;
+    static constexpr int kGroup = kWholeRow ? BK : QUANT::kGroup;  // elements of k that have one scale
+    static constexpr int kScales = BK / kGroup, kSize = static_cast<int>(sizeof(Scale));
     static constexpr bool kOfRows = QUANT::kZero == kWords;  // 4-bit zero points, those of eight rows in a word
     static constexpr bool kFloats = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
     static constexpr int kZeroSize = kOfRows ? 4 : kSize;  // bytes of a zero point, or of those of eight rows
     static constexpr int kScaleWords = (kScales * kSize + 3) / 4;
     static constexpr int kZeroWords = kOfRows ? kScales : kFloats ? kScaleWords : 1;
-    static_assert(BK % QUANT::kGroup == 0, "whole groups");
+    static_assert(BK % kGroup == 0, "whole groups");
 
 private:
     struct Stored {
@@ -101,9 +148,10 @@ private:
     Stored next_, now_;
 
 public:
-    // Of the rows from `row` on, from group `first` of k on. (Of rows beyond the last, whose sums are not stored, the
+    // Of the rows from `row` on, from element p of k on. (Of rows beyond the last, whose sums are not stored, the
     // last one's are read.)
-    GEMMTUNE_DEVICE LaneScales(const WeightScales& all, int row, int first) {
+    GEMMTUNE_DEVICE LaneScales(const WeightScales& all, int row, int p) {
+        const int first = kWholeRow ? 0 : p / kGroup;
         const i64 each = all.each * kSize;
         scales_ = static_cast<const char*>(all.scales) + all.matrix * all.scale_bytes + row * each + first * kSize;
         zeros_ = static_cast<const char*>(all.zeros) + all.matrix * all.zero_bytes + first * kZeroSize;
@@ -119,7 +167,7 @@ public:
 
     // Requests the next elements', of which `left` are there.
     GEMMTUNE_DEVICE void load(int left) {
-        beyond_ = left < BK ? kScales - left / QUANT::kGroup : 0;
+        beyond_ = !kWholeRow && left < BK ? kScales - left / kGroup : 0;
         const char* const scales = uniform(scales_ - beyond_ * kSize);
         const char* const zeros = uniform(zeros_ - beyond_ * kZeroSize);
         GEMMTUNE_UNROLL
@@ -128,7 +176,7 @@ public:
             if constexpr (kFloats) read<kScales * kSize>(zeros + scale_at_[tile], next_.zeros[tile]);
             if constexpr (kOfRows) read<kScales * 4>(zeros + zero_at_[tile], next_.zeros[tile]);
         }
-        scales_ += kScales * kSize, zeros_ += kScales * kZeroSize;
+        if constexpr (!kWholeRow) scales_ += kScales * kSize, zeros_ += kScales * kZeroSize;
     }
 
     // What was requested is used now. Of groups beyond a row's last it is zero.
@@ -149,7 +197,7 @@ public:
     }
     GEMMTUNE_DEVICE float offset(int tile, int of) const {
         float found = 0.0f;
-        if constexpr (kSame<T, Bf16>) found = PowerOf<T>::kLeft + static_cast<float>(zero(tile, of));
+        if constexpr (kSame<T, Bf16>) found = kLeft<T, QUANT> + static_cast<float>(zero(tile, of));
         if constexpr (QUANT::kZero == kSubtracted) found += number(now_.zeros[tile], of);
         return found;
     }

@@ -12,7 +12,8 @@
 // Warps without an element of D only copy: a last tile of a single row costs little more than its loads.
 //
 // The family decides which tiles a block computes, over which part of k, and what happens to the sums:
-// tile_mma.h (one tile for each block, k split into slices), stream_k.h (as many blocks as run at once).
+// tile_mma.h (one tile for each block, k split into slices), stream_k.h (as many blocks as run at once),
+// bytes_tile_mma.h (8-bit elements).
 #pragma once
 
 #include "device/epilogue.h"
@@ -21,10 +22,29 @@
 
 namespace gemmtune {
 
+// The products of 16-bit floats, and of fp32 as TF32: what one instruction adds to a lane's four sums.
+template <typename INPUT>
+struct MmaProducts {
+    using T = INPUT;
+    using Sum = float;
+    static GEMMTUNE_DEVICE void add(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+        if constexpr (sizeof(T) == 4) mma_16x8x8_tf32(sum, a, b);
+        else mma_16x8x16<T>(sum, a, b);
+    }
+};
+
+// Nothing happens before or after a tile along k is multiplied.
+struct NothingAround {
+    GEMMTUNE_DEVICE void before(int) {}
+    GEMMTUNE_DEVICE void after() {}
+};
+
+// PRODUCTS: the elements' type, the type of sums and the instruction (MmaProducts; mma_bytes.h: MmaBytes).
 template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int START_A, int START_B, int BM, int BN, int BK,
-          int WM, int WN, int STAGES>
+          int WM, int WN, int STAGES, typename PRODUCTS = MmaProducts<typename TYPES::Input>>
 struct TileProduct {
-    using T = typename TYPES::Input;
+    using T = typename PRODUCTS::T;
+    using Sum = typename PRODUCTS::Sum;
     static constexpr int kWarpsM = BM / WM, kWarps = kWarpsM * (BN / WN);
     static constexpr int kThreads = 32 * kWarps;
     static constexpr bool kDeep = START_A == kAnywhere || START_B == kAnywhere;
@@ -43,7 +63,7 @@ struct TileProduct {
 
     // A warp's sums in the layout of its instructions (mma.h: d), 16 rows by 8 columns each; two of them are
     // kColumns wide.
-    using SumsOfColumns = float[kTilesM][2][4];
+    using SumsOfColumns = Sum[kTilesM][2][4];
     using Sums = SumsOfColumns[kTilesN];
 
     // A warp's part of the tile of D at (tile_i, tile_j).
@@ -61,16 +81,23 @@ struct TileProduct {
     };
 
     // Adds A B over the tiles [begin, end) along k to a warp's sums. All threads of the block must take part;
-    // when it returns no thread reads the tiles in shared memory any more.
+    // when it returns no thread reads the tiles in shared memory any more. A warp that has an element of D calls
+    // around.before(tile) and around.after() before and after it multiplies a tile along k.
     static GEMMTUNE_DEVICE void multiply(const GemmArgs& args, i64 batch, const Part& part, int begin,
                                          int end, char* shared, Sums& sum) {
+        NothingAround nothing;
+        multiply(args, batch, part, begin, end, shared, sum, nothing);
+    }
+    template <typename AROUND>
+    static GEMMTUNE_DEVICE void multiply(const GemmArgs& args, i64 batch, const Part& part, int begin,
+                                         int end, char* shared, Sums& sum, AROUND& around) {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
         // (Two copies of the loop: branches around every step would keep the copies from being interleaved with
         // the multiplications.)
-        if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
-        else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
+        if (part.idle) multiply_tiles(args, a, b, shared, begin, end, part, true, sum, around);
+        else multiply_tiles(args, a, b, shared, begin, end, part, false, sum, around);
         block_barrier();
     }
 
@@ -80,7 +107,7 @@ struct TileProduct {
     template <typename WRITE>
     static GEMMTUNE_DEVICE void transpose(const SumsOfColumns& sum, const Part& part, int c, char* shared,
                                           const WRITE& write) {
-        float* const patch = lay_out(sum, shared);
+        Sum* const patch = lay_out(sum, shared);
         write(part.j + c * kColumns, patch);
     }
 
@@ -91,7 +118,7 @@ struct TileProduct {
                                               const WRITE& write) {
         GEMMTUNE_ROLL
         for (int c = 0; c < kTilesN; ++c) {
-            float* patch = nullptr;
+            Sum* patch = nullptr;
             if (c > 0) warp_barrier();  // the previous columns have been read
             GEMMTUNE_UNROLL
             for (int here = 0; here < kTilesN; ++here)
@@ -146,10 +173,10 @@ private:
         return static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
     }
 
-    static GEMMTUNE_DEVICE float* lay_out(const SumsOfColumns& sum, char* shared) {
+    static GEMMTUNE_DEVICE Sum* lay_out(const SumsOfColumns& sum, char* shared) {
         // (No bank conflicts: a lane's column is 2 member, and two pitches are 8 or 24 banks.)
         static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
-        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
+        Sum* const patch = reinterpret_cast<Sum*>(shared + warp_index() * kPatch);
         const int lane = lane_index(), group = lane / 4, member = lane % 4;
         GEMMTUNE_UNROLL
         for (int at = 0; at < kTilesM * 8; ++at) {
@@ -164,8 +191,11 @@ private:
         unsigned a[kTilesM][4], b[kTilesN][4];
     };
 
+    template <typename AROUND>
     static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, TileA& a, TileB& b, char* shared,
-                                               int tiles, const Part& part, bool idle, Sums& sum) {
+                                               int begin, int end, const Part& part, bool idle, Sums& sum,
+                                               AROUND& around) {
+        const int tiles = end - begin;
         int copied = 0;
         char *to = shared, *from = shared;
         const auto next = [&](char*& stage) {
@@ -209,6 +239,7 @@ private:
                 copy(), arrived(), next(from);
                 continue;
             }
+            around.before(begin + tile);
             GEMMTUNE_UNROLL
             for (int step = 0; step < kSteps; ++step) {
                 if (step == 0) copy();
@@ -216,6 +247,7 @@ private:
                 read((step + 1) % kSteps);  // after the last tile: reads a stale stage, unused
                 multiply(fragments[step % 2], sum);
             }
+            around.after();
         }
         wait_copies<0>();
     }
@@ -234,10 +266,9 @@ private:
             GEMMTUNE_UNROLL
             for (int n = 0; n < 2 * kTilesN; ++n) {
                 const int j = i % 2 ? 2 * kTilesN - 1 - n : n;  // serpentine order: reuses an operand
-                float(&to)[4] = sum[j / 2][i][j % 2];
+                Sum(&to)[4] = sum[j / 2][i][j % 2];
                 const unsigned of_b[2] = {fragments.b[j / 2][j % 2 * 2], fragments.b[j / 2][j % 2 * 2 + 1]};
-                if constexpr (sizeof(T) == 4) mma_16x8x8_tf32(to, fragments.a[i], of_b);
-                else mma_16x8x16<T>(to, fragments.a[i], of_b);
+                PRODUCTS::add(to, fragments.a[i], of_b);
             }
         }
     }

@@ -1,10 +1,10 @@
-// A tile of a product of 4-bit weights by AMD's matrix instructions. Tiles of weights, as they are stored, and of
+// A tile of a product of quantised weights by AMD's matrix instructions. Tiles of weights, as they are stored, and of
 // activations pass through registers to shared memory (staged_pipeline.h, staged_weights.h). Wavefronts dequantise
 // their rows in registers.
 //
 // Weights are the instructions' second operand: a lane has one row of them, and its sums are of the same row, so that
 // it needs one scale and one zero point. The sums of a group of k are multiplied by its scale in fp32 before they are
-// added. No scaled weight is rounded, and MXFP4 is exact whatever its scales.
+// added; where a row has one scale, those of a tile. No scaled weight is rounded, and MXFP4 is exact whatever its scales.
 //
 // What conversion leaves to subtract of every weight (the power of two of bf16, floating-point zero points) is the
 // same for the whole group. It is subtracted from the group's sums, times the sum of the activations, which an
@@ -41,13 +41,13 @@ struct WeightTile {
     using Sums = typename I::Sums;
     static constexpr int kWavesM = BM / WM, kWaves = kWavesM * (BN / WN), kThreads = I::kWave * kWaves;
     static constexpr int kTilesM = WM / I::kLines, kTilesN = WN / I::kLines;
-    using Weights = StagedWeights<I, WHOLE_A, FAR, BM, BK, kThreads>;
+    using Weights = StagedWeights<QUANT::kBits, I, WHOLE_A, FAR, BM, BK, kThreads>;
     using Inputs = StagedOperand<T, true, WHOLE_B, FAR, BN, BK, kThreads>;
-    using Read = typename Inputs::template Read<I>;
+    using Read = typename Inputs::template Read<I, Weights::kTurns>;
     using Scales = LaneScales<T, QUANT, kTilesM, I::kLines, BK>;
     using Patch = SumPatch<I, WM, WN, true>;
     static constexpr int kPerStep = Read::kPerStep;             // instructions of a step
-    static constexpr int kRun = QUANT::kGroup / Weights::kDeep;  // steps of a group
+    static constexpr int kRun = Scales::kGroup / Weights::kDeep;  // steps of a group
     static constexpr bool kOnes = !QUANT::kFloat && (kSame<T, Bf16> || Scales::kFloats);
     static constexpr int kTile = Weights::kBytes + Inputs::kBytes;
     static constexpr int kPipeline = STAGES * kTile, kPatches = kWaves * Patch::kBytes;
@@ -55,8 +55,7 @@ struct WeightTile {
     static_assert(kWarp == I::kWave, "MFMA is for wavefronts of 64, WMMA for those of 32");
     static_assert(BM % WM == 0 && BN % WN == 0, "a tile is whole wavefronts' parts");
     static_assert(WM % I::kLines == 0 && WN % I::kLines == 0, "a wavefront's part is whole instructions");
-    static_assert(QUANT::kBits == 4 && QUANT::kGroup > 0, "4-bit weights with scales of groups of k");
-    static_assert(QUANT::kGroup % Weights::kDeep == 0 && Weights::kSteps == Read::kSteps, "groups are whole steps");
+    static_assert(Scales::kGroup % (Weights::kDeep * Weights::kTurns) == 0 && Weights::kSteps == Read::kSteps, "groups are whole steps");
 
     // Adds the products of a part of k (AllOfK, SliceOfK) to the sums of a wavefront whose part of D begins `row` rows
     // and `column` columns behind the block's (i, j). All of the block takes part; afterwards no wavefront reads the
@@ -68,7 +67,7 @@ struct WeightTile {
         const int first = part.begin() * BK;
         Weights weights(args.a, args.lda, i, args.m, first, args.k);
         Inputs inputs(args.b, 0, args.ldb, j, args.n, first, args.k);
-        Scales scales(of, static_cast<int>(i) + row, first / QUANT::kGroup);
+        Scales scales(of, static_cast<int>(i) + row, first);
         int left = args.k - first;  // elements of k from the next tile to load on
         const auto load = [&] {
             weights.load(left);
@@ -130,7 +129,7 @@ private:
         }
     }
 
-    // The products of the step's words of one row of a lane, the `number`-th of four words' steps.
+    // The products of the step's weights of one row of a lane, the `number`-th of four words' steps.
     static GEMMTUNE_DEVICE void multiply_step(const Words& words, int number, unsigned zero,
                                               const Packed<I::kWords> (&inputs)[kTilesN][kPerStep],
                                               Sums (&part)[kTilesN]) {
@@ -139,7 +138,9 @@ private:
         GEMMTUNE_UNROLL
         for (int word = 0; word < kRead; ++word) {
             unsigned pairs[4];
-            paired_weights<T, QUANT>(words.at[number * kRead + word], zero, pairs);
+            if constexpr (QUANT::kBits == 8)
+                paired_bytes<T>(words.at[2 * (number * kRead + word)], words.at[2 * (number * kRead + word) + 1], pairs);
+            else paired_weights<T, QUANT>(words.at[number * kRead + word], zero, pairs);
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
                 const int at = word * 4 + i;

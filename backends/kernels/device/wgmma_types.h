@@ -6,10 +6,6 @@
 
 namespace gemmtune {
 
-// Where the sums of a tile's elements along k are: in an instruction's registers, added in fp32, or multiplied by the
-// scales of blocks and added (tile_wgmma.h).
-enum WgmmaSums { kPlain = 0, kPromoted = 1, kScaled = 2 };
-
 // What differs between 16-bit floats and 8-bit elements.
 template <typename TYPES>
 struct WgmmaOf;

@@ -8,6 +8,7 @@ from backends.kernels.families.async_copy import AsyncCopy
 from backends.kernels.families.block_tile_1d import BlockTile1d
 from backends.kernels.families.block_tile_2d import BlockTile2d
 from backends.kernels.families.bytes_ring import BytesRing
+from backends.kernels.families.bytes_tile_mma import BytesTileMma
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_mfma import DequantMfma
@@ -54,7 +55,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), DequantMma(), DequantRing(), DequantWgmma(), DequantTmaWgmma(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), DequantMma(), DequantRing(), DequantWgmma(),
+        DequantTmaWgmma(),
         DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),

@@ -11,13 +11,13 @@ from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.few_columns import SECOND_LAUNCH, FewColumnsFamily
 from backends.kernels.legality import arch_of, first, tensor_core_rule
-from backends.kernels.matrix_core_tile import matrix_types
+from backends.kernels.matrix_epilogue import ScaledConfig, matrix_types
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.kernels.scaled import (
     FP8,
-    ScaledConfig,
     blocks,
     bytes_rule,
+    lines_rule,
     unsupported_bytes,
 )
 from backends.problem import GemmProblem
@@ -218,15 +218,9 @@ class BytesRing(FewColumnsFamily):
         """The rule that is broken, or None: tensor cores of this architecture, 16-byte words of every
         operand, whole blocks of scales."""
         p, deep = product.problem, number(values, "tile_k")
-        broken = first(tensor_core_rule(environment), bytes_rule(product, environment))
+        broken = first(tensor_core_rule(environment), bytes_rule(product, environment), lines_rule(product))
         if broken is not None:
             return broken
-        if not (product.a_along_k and product.b_along_k):
-            return "both operands must be contiguous along k"
-        for operand in ("a", "b"):
-            if not product.whole(operand):
-                what = f"lines of {operand.upper()} must start at multiples of {WIDE} bytes"
-                return f"{what} and be whole numbers of them"
         if blocks(p) and deep % _BLOCK:
             return f"tile_k is whole blocks of {_BLOCK}, not {deep}"
         teams = number(values, "warps_k")

@@ -1,4 +1,4 @@
-// Products of 4-bit weights on the matrix cores of CDNA GPUs (mfma.h): see dequant_matrix_tile.h. M and K are the
+// Products of quantised weights on the matrix cores of CDNA GPUs (mfma.h): see dequant_matrix_tile.h. M and K are the
 // instruction's.
 #pragma once
 

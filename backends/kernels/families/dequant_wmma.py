@@ -1,4 +1,4 @@
-"""Products of 4-bit weights on the matrix cores of RDNA GPUs (dequant_wmma.h)."""
+"""Products of quantised weights on the matrix cores of RDNA GPUs (dequant_wmma.h)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from backends.solution import Parameter
 
 
 class DequantWmma(MatrixWeights):
-    """int4, uint4 or MXFP4 weights times any number of columns of bf16 or fp16 on AMD matrix cores (WMMA,
-    RDNA 3 and 4): the weights are read as they are stored, and dequantised in registers.
+    """int4, uint4, int8 or MXFP4 weights times any number of columns of bf16 or fp16 on AMD matrix cores
+    (WMMA, RDNA 3 and 4): the weights are read as they are stored, and dequantised in registers.
 
     dequant_wmma.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time, warp_m x warp_n of D a
     wavefront, stages (tiles along k in shared memory), splits (blocks along k), group (rows of tiles that

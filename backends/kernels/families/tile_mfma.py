@@ -21,8 +21,8 @@ class TileMfma(MatrixCoreFamily):
     template = "TileMfma"
     instructions = ("mfma",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "tile_m": (32, 64, 128, 256), "tile_n": (32, 64, 128, 256), "tile_k": (32, 64, 128),
-        "warp_m": (32, 64, 128), "warp_n": (32, 64, 128), "instruction": (16, 32), "stages": (1, 2),
+        "tile_m": (16, 32, 64, 128, 256), "tile_n": (16, 32, 64, 128, 256), "tile_k": (32, 64, 128),
+        "warp_m": (16, 32, 64, 128), "warp_n": (16, 32, 64, 128), "instruction": (16, 32), "stages": (1, 2),
         "splits": (1, 2, 3, 4, 6, 8), "group": (1, 8),
     }  # fmt: skip
     listed = (
@@ -31,6 +31,7 @@ class TileMfma(MatrixCoreFamily):
         (256, 64, 64, 64), (64, 256, 64, 64), (64, 64, 32, 32), (128, 32, 32, 32), (32, 128, 32, 32),
         (64, 32, 32, 32), (32, 64, 32, 32),
     )  # fmt: skip
+    narrow = ((256, 64), (128, 64), (128, 32), (64, 32), (64, 16), (32, 16), (16, 16))
 
     def shape_arguments(self, t: MatrixTile) -> tuple[int, int]:
         """The instruction's rows and elements of k."""

@@ -28,7 +28,7 @@
 namespace gemmtune {
 
 template <typename TYPES, int BM, int BN, int STAGES, int SHARE, int SHARE_B, int SPLITS, int GROUP,
-          WgmmaSums SUMS = kPlain>
+          SumsKind SUMS = kPlain>
 struct TileWgmma {
     using Of = WgmmaOf<TYPES>;
     using T = typename Of::A;

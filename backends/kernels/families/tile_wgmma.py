@@ -30,9 +30,9 @@ from backends.kernels.legality import (
     shared_rule,
     whole_rule,
 )
-from backends.kernels.matrix_core_tile import ScaledArgs, matrix_types
+from backends.kernels.matrix_epilogue import ScaledArgs, matrix_types
 from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm, oriented
-from backends.kernels.scaled import FP8, blocks, unsupported_bytes
+from backends.kernels.scaled import sums_kind, unsupported_bytes
 from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, argument_type, map_of
 from backends.operands import Operands
 from backends.problem import GemmProblem
@@ -93,7 +93,7 @@ class WgmmaTile:
     def sums(self) -> int:
         """Registers for a thread's part of the tile; twice where tiles' sums are added apart, and half as
         many more for scales of blocks."""
-        return {"kPlain": 2, "kPromoted": 4, "kScaled": 5}[_sums(self.product)] * self.bn // 4
+        return {"kPlain": 2, "kPromoted": 4, "kScaled": 5}[sums_kind(self.product)] * self.bn // 4
 
     @property
     def stage_bytes(self) -> int:
@@ -275,7 +275,7 @@ class TileWgmma(KernelFamily):
         t = self.tile(product, values)
         numbers = (t.bm, t.bn, t.stages, t.share, t.share_b, t.splits, number(values, "group"))
         if product.element_bytes == 1:
-            arguments = [matrix_types(problem), *map(str, numbers), f"gemmtune::{_sums(product)}"]
+            arguments = [matrix_types(problem), *map(str, numbers), f"gemmtune::{sums_kind(product)}"]
         else:
             arguments = [product.types, *map(str, numbers)]
         made = ScaledClusterConfig if product.element_bytes == 1 else ClusterConfig
@@ -303,14 +303,6 @@ class ScaledClusterConfig(ClusterConfig):
     def sums(self) -> str:
         """The class of the entry point of a second launch, which this family never makes."""
         return f"gemmtune::AddSlices<{matrix_types(self.product.problem)}>"
-
-
-def _sums(product: OrientedGemm) -> str:
-    """tile_wgmma.h: enum WgmmaSums, for the product."""
-    p = product.problem
-    if blocks(p):
-        return "kScaled"
-    return "kPromoted" if p.dtype_a in FP8 and not p.fast_accumulation else "kPlain"
 
 
 def _columns_rule(t: WgmmaTile) -> str | None:

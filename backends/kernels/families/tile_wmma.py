@@ -21,7 +21,7 @@ class TileWmma(MatrixCoreFamily):
     template = "TileWmma"
     instructions = ("wmma_gfx11", "wmma_gfx12")
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "tile_m": (32, 64, 128, 256), "tile_n": (32, 64, 128, 256), "tile_k": (32, 64, 128),
+        "tile_m": (16, 32, 64, 128, 256), "tile_n": (16, 32, 64, 128, 256), "tile_k": (32, 64, 128),
         "warp_m": (16, 32, 64), "warp_n": (16, 32, 64), "stages": (1, 2), "splits": (1, 2, 3, 4, 6, 8),
         "group": (1, 8),
     }  # fmt: skip
@@ -31,6 +31,7 @@ class TileWmma(MatrixCoreFamily):
         (64, 128, 32, 32), (64, 64, 32, 32), (128, 32, 32, 32), (32, 128, 32, 32), (64, 32, 32, 16),
         (32, 64, 16, 32), (32, 32, 16, 16),
     )  # fmt: skip
+    narrow = ((256, 64), (128, 32), (128, 16), (64, 32), (64, 16), (32, 16), (16, 16))
 
     def shape_arguments(self, t: MatrixTile) -> tuple[int]:
         """The generation of the instruction: 11 or 12."""

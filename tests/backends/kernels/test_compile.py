@@ -61,6 +61,8 @@ BYTES = (
     from_linear(40, 4096, 4096, "fp8_e4m3"),
     from_linear(4, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
 )
+#: And of many columns.
+MANY_BYTES = (replace(BYTES[0], n=300), replace(BYTES[1], n=300), replace(BYTES[2], n=300))
 #: Of groups.
 GROUPED = from_linear(64, 1536, 2048, "bf16", groups=8, routing="uniform")
 GROUPED_BYTES = tuple(
@@ -133,8 +135,9 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "dequant-tile-wgmma": MANY_COLUMNS[:1],
         "dequant-tile-mma": MANY_COLUMNS,
-        **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (QUANTISED[2], PLAIN_INTEGERS)),
+        **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
+        "bytes-tile-mma": MANY_BYTES,
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
@@ -178,6 +181,8 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("bytes-ring", BYTES[0], {"splits": 2}), ("bytes-ring", BYTES[1], {"splits": 2}),
     ("bytes-ring", BYTES[2], {"splits": 2}),
+    ("bytes-tile-mma", MANY_BYTES[0], {"splits": 2}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 2}),
+    ("bytes-tile-mma", MANY_BYTES[2], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 2}),
     ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
@@ -204,6 +209,8 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("dequant-tile-mma", MANY_COLUMNS[1], {"splits": 1}),
     ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
     ("bytes-ring", BYTES[2], {"splits": 1}),
+    ("bytes-tile-mma", MANY_BYTES[0], {"splits": 1}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 1}),
+    ("bytes-tile-mma", MANY_BYTES[2], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
     ("skinny-short", from_linear(3, 1000, 777, "bf16"), {"unroll": 2}),
 )  # fmt: skip

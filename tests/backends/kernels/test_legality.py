@@ -33,7 +33,7 @@ NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-shor
 WEIGHTS = {"dequant-ring", "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
            "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma",
            "grouped-tile", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
-           "dequant-mfma", "dequant-wmma"}  # fmt: skip
+           "dequant-mfma", "dequant-wmma", "bytes-tile-mma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
@@ -375,6 +375,8 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
          {"bytes-ring", "tile-wgmma"}),
         (from_linear(64, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
          {"bytes-ring", "tile-wgmma"}),
+        (from_linear(65, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
+         {"bytes-tile-mma", "tile-wgmma"}),
     ],
 )  # fmt: skip
 def test_families_are_listed_where_they_make_sense(problem: GemmProblem, names: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""dequant-mfma and dequant-wmma: every type and zero point of 4-bit weights, from one column to hundreds,
+"""dequant-mfma and dequant-wmma: every type and zero point of weights, from one column to hundreds,
 slices of k, epilogues and unaligned rows on the emulator; mistakes that must show; rules; candidates; code.
 (What they share with their families for groups is that suite's.)"""
 
@@ -50,9 +50,16 @@ SHAPES: dict[str, GemmProblem] = {
     "none in fp16": weights(1, 33, 1280, zero_b="none", dtype_a="fp16", dtype_d="fp32", alpha=0.5),
     "signed in fp16": weights(70, 96, 192, "int4", dtype_a="fp16", scale_b="block_1x64"),
     "mxfp4, many": mxfp4(300, 133, 288),
+    "bytes": weights(131, 72, 416, "int8", scale_b="outer", bias="bf16"),
+    "bytes in fp16": weights(
+        19, 133, 331, "int8", scale_b="tensor", dtype_a="fp16", scale_dtype="fp32", lda=333
+    ),
+    "bytes in groups": weights(40, 50, 384, "int8", scale_b="block_1x64", beta=1.0),
+    "a row's scale": weights(33, 72, 400, "uint4", zero_b="float", scale_b="outer", ldb=404),
+    "a matrix's scale": weights(70, 40, 288, "int4", scale_b="tensor", scale_dtype="fp32", dtype_a="fp16"),
 }
 #: In every run, of every architecture; the others are in `make exhaustive`.
-FIRST = 3
+FIRST = 4
 CHOSEN: dict[str, Parameter] = {
     "tile_m": 64, "tile_n": 32, "tile_k": 128, "warp_m": 32, "warp_n": 16, "instruction": 16, "stages": 1,
     "splits": 1, "group": 8,
@@ -87,7 +94,7 @@ def test_it_computes_right(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_kind_of_weights(arch: str, seed: int, tmp_path: Path) -> None:
     kinds = [problem for problem in every_kind(37, 72, 384) if OF[arch].supports(problem)]
-    assert len(kinds) == 3 * 6 + 1
+    assert len(kinds) == 5 * 7 - 3 + 1
     found = [
         (problem, values)
         for problem in (*SHAPES.values(), *kinds)
@@ -114,6 +121,9 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
     "words": (WORDS, {**CHOSEN, "splits": 3}),
     "sliced": (SLICED, SLICES),
     "plain": (replace(MX, beta="one"), CHOSEN),
+    "bytes": (weights(70, 136, 656, "int8", scale_b="outer"), {**CHOSEN, "splits": 3}),
+    "halves": (weights(70, 136, 272, "int8", scale_b="tensor", dtype_a="fp16"), CHOSEN),
+    "rows": (weights(70, 136, 768, zero_b="uint4", scale_b="outer"), {**CHOSEN, "splits": 3}),
 }
 MISTAKES = (
     Mistake("multiply<false>(args, scales, i, j,", "multiply<false>(args, scales, i, 0,", "mxfp4"),
@@ -123,14 +133,27 @@ MISTAKES = (
     # Slices.
     Mistake("return slice.begin; }", "return 0; }", "words"),
     Mistake("slice.end - slice.begin", "slice.end", "words"),
-    Mistake("first / QUANT::kGroup", "0", "words"),
+    Mistake("kWholeRow ? 0 : p / kGroup", "0", "words"),
     Mistake("+ first * kSize;", ";", "words"),
     Mistake("+ first * kZeroSize;", ";", "words"),
-    Mistake("p / 2, k / 2", "0, k / 2", "words"),
+    Mistake("p / kPerByte, k / kPerByte", "0, k / kPerByte", "words"),
     Mistake("args.ldb, j, args.n, first,", "args.ldb, j, args.n, 0,", "words"),
     Mistake("int left = args.k - first;", "int left = args.k;", "sliced"),
     Mistake("args.k) - 1) / BK + 1)", "args.k) - 1) / BK)", "sliced"),
     Mistake("SlicePlace<Sum>(args, task, i + row,", "SlicePlace<Sum>(args, task, i,", "words"),
+    # 8 bits.
+    Mistake("(number * kRead + word) + 1], pairs", "(number * kRead + word)], pairs", "bytes"),
+    Mistake("step / TURNS * (kGroups * TURNS) + step % TURNS", "step", "bytes"),
+    Mistake("group * kRead * TURNS", "group * kRead", "halves"),
+    Mistake("number * I::kGroups)", "0 * number * I::kGroups)", "bytes"),
+    Mistake("raw.load_edge(left / kPerByte);", "raw.load_edge(BK);", "bytes"),
+    Mistake("first = low ^ 0x80808080u", "first = low", "bytes"),
+    Mistake("both(0xe480u)", "both(0xe400u)", "halves"),
+    Mistake("0x07060302);  // the upper halves", "0x05040100);", "bytes"),
+    Mistake("QUANT::kBits == 4 ? PowerOf<T>::kLeft : 0.0f", "PowerOf<T>::kLeft", "bytes"),
+    # One scale of a row.
+    Mistake("kWholeRow ? 0 : p / kGroup", "p / kGroup", "rows"),
+    Mistake("if constexpr (!kWholeRow) scales_", "scales_", "rows"),
 )  # fmt: skip
 
 
@@ -161,9 +184,9 @@ WIDE = {"tile_m": 128, "tile_n": 128, "warp_m": 64, "warp_n": 64}
         (mxfp4(60, 72, 800, groups=6), {}, "gfx942", "rows of groups|groups of rows|grouped"),
         (from_linear(60, 136, 264, "bf16"), {}, "gfx942",
          "these kernels multiply quantised weights by bf16 or fp16, not bf16 x bf16"),
-        (weights(8, 64, 256, "int8"), {}, "gfx942", "these kernels multiply 4-bit weights, not int8"),
-        (weights(8, 64, 256, scale_b="outer"), {}, "gfx942",
-         "weights have scales of groups of 32, 64 or 128 elements of k here, not outer"),
+        (weights(8, 64, 256, "int8", scale_b="block_1x32"), {}, "gfx942",
+         "groups of 32 elements of k; the lanes of a row read 64 of int8 at once"),
+        (weights(8, 64, 1024, "int8"), {"tile_k": 512}, "gfx950", "64, 128 or 256 bytes of int8, not 512"),
         (replace(MX, trans_b="T", ldb=72), {}, "gfx942", "columns must be contiguous along k"),
         (MX, {}, "gfx1100", "gfx1100 has no mfma instruction for bf16"),
         (mxfp4(4, 72, 2**28), {}, "gfx942",
@@ -184,9 +207,13 @@ def test_a_broken_rule_is_named(problem: GemmProblem, values: dict[str, Any], ar
     assert re.search(words, said or ""), said
 
 
-#: Products of a layer: w4a16 and MXFP4.
+#: Products of a layer: w4a16, MXFP4 and w8a16.
 LAYERS = {
-    columns: (weights(columns, 4096, 4096, zero_b="uint4"), mxfp4(columns, 5760, 2880, dtype_a="fp16"))
+    columns: (
+        weights(columns, 4096, 4096, zero_b="uint4"),
+        mxfp4(columns, 5760, 2880, dtype_a="fp16"),
+        weights(columns, 4096, 4096, "int8", scale_b="outer"),
+    )
     for columns in (1, 5, 131, 300, 4096)
 }
 

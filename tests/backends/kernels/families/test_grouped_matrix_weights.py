@@ -224,12 +224,12 @@ MISTAKES = (
     Mistake("scales.zero(m, step / kRun)", "scales.zero(m, 0)", "words in fp16"),
     Mistake("of * kSize % 4 * 8", "0", "mxfp4"),
     # Ends, and what is used now.
-    Mistake("kScales - left / QUANT::kGroup : 0", "0 : 0", "mxfp4"),
+    Mistake("kScales - left / kGroup : 0", "0 : 0", "mxfp4"),
     Mistake("if (bytes) shift_right(out,", "if (false) shift_right(out,", "mxfp4"),
     Mistake("scales_ += kScales * kSize, zeros_", "zeros_", "mxfp4"),
     Mistake("            if constexpr (!IDLE) scales.take();\n", "", "mxfp4"),
     Mistake("if (raw.full() && left >= BK) raw.load();", "if (true) raw.load();", "mxfp4"),
-    Mistake("raw.load_edge(left / 2)", "raw.load_edge(left)", "mxfp4"),
+    Mistake("raw.load_edge(left / kPerByte)", "raw.load_edge(left)", "mxfp4"),
     Mistake("            left -= BK;\n", "", "mxfp4"),
     Mistake("            block_barrier();  // sums have been read", "            //", "words"),
     # From sums to D.

@@ -19,7 +19,8 @@ import pytest
 
 from backends.archs import GPU_ARCHS
 from backends.dtypes import DTYPES, to_host
-from backends.kernels.matrix_core_tile import MATRIX_TYPES, kind_of
+from backends.kernels.matrix_core_tile import kind_of
+from backends.kernels.matrix_epilogue import MATRIX_TYPES
 from tests.backends.kernels.emulator.host import compiled
 from tests.backends.kernels.matrix_cores import TYPES, copied, counted
 

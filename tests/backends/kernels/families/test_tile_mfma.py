@@ -143,8 +143,8 @@ MISTAKES = (
     Mistake("ab[i / 2], i % 2 ? kHigh : kLow", "ab[i / 2], i % 2 ? kLow : kHigh", "mixed"),
     Mistake("place(line + lane % kLines,", "place(line + (lane ^ 1) % kLines,", "along"),
     Mistake("kGroups > 1 ? lane / kLines : 0", "kGroups > 1 ? lane % 32 / kLines : 0", "along"),
-    Mistake("place(line + lane % kLines, group * kRead)", "place(line + lane % kLines, 0)", "two"),
-    Mistake("step * kGroups * kRead + c", "(kSteps - 1) * kGroups * kRead + c", "two"),
+    Mistake("place(line + lane % kLines, group * kRead * TURNS)", "place(line + lane % kLines, 0)", "two"),
+    Mistake("turn * kRead + c", "(kSteps - 1) * kGroups * kRead + c", "two"),
     # Barriers, buffers, and who has what.
     Mistake(_STORED, _STORED.replace("        shared_barrier();\n", ""), "two"),
     Mistake(_BARRIER, _BARRIER.replace("            shared_barrier();\n", ""), "along"),

@@ -77,8 +77,8 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
 }
 MISTAKES = (
     Mistake("kGroups > 1 ? lane / kLines : 0", "lane / kLines", "halves"),
-    Mistake("step * kGroups * kRead + c", "step * kGroups * kRead", "halves"),
-    Mistake("kLines, group * kRead)", "kLines, group * kRead + lane / 16)", "bytes"),
+    Mistake("turn * kRead + c", "turn * kRead", "halves"),
+    Mistake("kLines, group * kRead * TURNS)", "kLines, group * kRead * TURNS + lane / 16)", "bytes"),
     Mistake("to[I::row(lane, i)] = sum[i];", "to[lane / 16 * 8 + i] = sum[i];", "halves"),
     Mistake("column % kColumns * kPitch + row", "(column ^ 1) % kColumns * kPitch + row", "bytes"),
     Mistake("const i64 first = static_cast<i64>(mine.begin) * BK;", "const i64 first = BK;", "bytes"),
