@@ -10,7 +10,9 @@
 // their power of two (lifted_pairs()), which the step's sum of activations, times it, takes from the sums: an
 // instruction whose weights are all one adds those up.
 //
-// AHEAD: the first loads of weights are prefetched to L2 before the previous launch has ended.
+// AHEAD: the first loads of weights are prefetched to L2 before the previous launch has ended. NEXT: a turn's loads are
+// on their way while the turn before is multiplied. WHOLE: the scales of a turn are read at once, which needs groups of
+// kStep, slices of whole turns, and rows of scales that are whole turns.
 #pragma once
 
 #include "device/dequantise.h"
@@ -20,7 +22,7 @@
 namespace gemmtune {
 
 template <typename TYPES, typename QUANT, int COLUMN_TILES, int ROW_TILES, int UNROLL, int WARPS_M, int WARPS_K,
-          bool AHEAD>
+          bool WHOLE, bool NEXT, bool AHEAD>
 struct DequantMma {
     using Args = WeightArgs;
     using T = typename TYPES::Input;
@@ -32,6 +34,7 @@ struct DequantMma {
     static constexpr int kPitch = kRows + 4, kPart = kColumns * kPitch;  // floats of a column's sums, of a warp's
     static constexpr int kSharedBytes = WARPS_K * kPart * 4;
     static_assert(QUANT::kGroup % kStep == 0 && !QUANT::kFloat, "a step is of one group");
+    static_assert(!WHOLE || QUANT::kGroup == kStep, "a turn has as many groups as steps");
 
     // Bf16 of four bits keeps its power of two. Then, and with zero points that are floats, the sums of activations
     // are needed.
@@ -51,12 +54,15 @@ struct DequantMma {
         if (beyond) return;
         Sums sum = {};
         const unsigned mask = kept(kFolded ? kLiftedMask : kConvertMask, args.k);
+        Ahead ahead;
+        if (NEXT) ahead.load(all, rows, first, mine.end);
         GEMMTUNE_ROLL
         for (int at = first; at < mine.end; at += WARPS_K * UNROLL) {
-            Ahead ahead;
-            ahead.load(all, rows, at, mine.end);
+            Ahead now;
+            if (NEXT) now = ahead, ahead.load(all, rows, at + WARPS_K * UNROLL, mine.end);
+            else now.load(all, rows, at, mine.end);
             GEMMTUNE_UNROLL
-            for (int u = 0; u < UNROLL; ++u) multiply(all, rows, ahead, u, at + u, mine.end, mask, sum);
+            for (int u = 0; u < UNROLL; ++u) multiply(all, rows, now, u, at + u, mine.end, mask, sum);
         }
         release_reduce(args);
         store(args, task, sum, reinterpret_cast<float*>(shared));
@@ -102,11 +108,31 @@ private:
         return step < end && static_cast<i64>(step) * kStep + member() * kEach < args.k;
     }
 
+    // UNROLL neighbours, which one instruction loads.
+    template <typename VALUE>
+    struct alignas(sizeof(VALUE) * UNROLL) Run {
+        VALUE at[UNROLL];
+    };
+    // Of a turn, those of a row from its `group` on: all at once, or each by itself, of steps beyond the last the last's.
+    template <typename VALUE>
+    static GEMMTUNE_DEVICE void load_run(const void* values, i64 row, int first, int end, Run<VALUE>& out) {
+        const VALUE* const from = static_cast<const VALUE*>(values) + row;
+        if constexpr (WHOLE) {
+            if (first < end) out = *reinterpret_cast<const Run<VALUE>*>(from + first);
+        } else {
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                const int step = first + u < end ? first + u : end - 1;
+                out.at[u] = from[QUANT::kGroup == 0 ? 0 : static_cast<i64>(step) * kStep / kGroupSize];
+            }
+        }
+    }
+
     // The weights of UNROLL steps with their scales and zero points.
     struct Ahead {
         Words raw[UNROLL][ROW_TILES][2];
-        Scale scale[UNROLL][ROW_TILES][2], zero[UNROLL][ROW_TILES][2];
-        unsigned zeros[UNROLL][ROW_TILES][2];
+        Run<Scale> scale[ROW_TILES][2], zero[ROW_TILES][2];
+        Run<unsigned> zeros[ROW_TILES][2];
 
         GEMMTUNE_DEVICE void load(const Args& all, const Rows& rows, int first, int end) {
             GEMMTUNE_UNROLL
@@ -117,26 +143,20 @@ private:
                     raw[u][t / 2][t % 2] = stream16(rows.at(t / 2, t % 2, first + u), there);
             }
             GEMMTUNE_UNROLL
-            for (int u = 0; u < UNROLL; ++u) {
-                // (Steps beyond the last read the last group's.)
-                const int step = first + u < end ? first + u : end - 1;
-                const i64 group = QUANT::kGroup == 0 ? 0 : static_cast<i64>(step) * kStep / kGroupSize;
-                GEMMTUNE_UNROLL
-                for (int t = 0; t < 2 * ROW_TILES; ++t) {
-                    const int row = rows.index[t / 2][t % 2];
-                    const i64 at = row / QUANT::kSide * all.scale_row + group;
-                    scale[u][t / 2][t % 2] = static_cast<const Scale*>(all.scales)[at];
-                    if constexpr (QUANT::kZero == kWords)
-                        zeros[u][t / 2][t % 2] = static_cast<const unsigned*>(all.zeros)[row / 8 * all.scale_row + group];
-                    if constexpr (QUANT::kZero == kSubtracted || QUANT::kZero == kAdded)
-                        zero[u][t / 2][t % 2] = static_cast<const Scale*>(all.zeros)[at];
-                }
+            for (int t = 0; t < 2 * ROW_TILES; ++t) {
+                const int row = rows.index[t / 2][t % 2];
+                const i64 line = row / QUANT::kSide * all.scale_row;
+                load_run(all.scales, line, first, end, scale[t / 2][t % 2]);
+                if constexpr (QUANT::kZero == kWords)
+                    load_run(all.zeros, row / 8 * all.scale_row, first, end, zeros[t / 2][t % 2]);
+                if constexpr (QUANT::kZero == kSubtracted || QUANT::kZero == kAdded)
+                    load_run(all.zeros, line, first, end, zero[t / 2][t % 2]);
             }
         }
     };
     static constexpr int kGroupSize = QUANT::kGroup == 0 ? 1 : QUANT::kGroup;
 
-    static GEMMTUNE_DEVICE void multiply(const Args& all, const Rows& rows, const Ahead& ahead, int u, int step, int end,
+    static GEMMTUNE_DEVICE void multiply(const Args& all, const Rows& rows, const Ahead& now, int u, int step, int end,
                                          unsigned mask, Sums& sum) {
         const GemmArgs& args = all.gemm;
         constexpr unsigned kOne = PairBits<T>::kOne;
@@ -149,14 +169,14 @@ private:
         for (int t = 0; t < 2 * ROW_TILES; ++t) {
             point[t / 2][t % 2] = kConstantZero<QUANT>;
             if constexpr (QUANT::kZero == kWords)
-                point[t / 2][t % 2] = ahead.zeros[u][t / 2][t % 2] >> rows.index[t / 2][t % 2] % 8 * 4 & 15u;
+                point[t / 2][t % 2] = now.zeros[t / 2][t % 2].at[u] >> rows.index[t / 2][t % 2] % 8 * 4 & 15u;
         }
         GEMMTUNE_UNROLL
         for (int j = 0; j < kEights; ++j) {
             unsigned w[ROW_TILES][2][4];
             GEMMTUNE_UNROLL
             for (int t = 0; t < 2 * ROW_TILES; ++t) {
-                const unsigned(&raw)[4] = ahead.raw[u][t / 2][t % 2].at;
+                const unsigned(&raw)[4] = now.raw[u][t / 2][t % 2].at;
                 if constexpr (kFolded) lifted_pairs<QUANT::kSigned>(raw, mask, j, w[t / 2][t % 2]);
                 else ConvertOf<T, QUANT>::template run<QUANT::kSigned>(raw, mask, j, point[t / 2][t % 2], w[t / 2][t % 2]);
             }
@@ -182,11 +202,11 @@ private:
         GEMMTUNE_UNROLL
         for (int t = 0; t < 2 * ROW_TILES; ++t) {
             const int upper = t % 2;
-            const float scale = widen(ahead.scale[u][t / 2][upper]) * (kFolded ? 1.0f : kShrunkOf<T, QUANT>);
+            const float scale = widen(now.scale[t / 2][upper].at[u]) * (kFolded ? 1.0f : kShrunkOf<T, QUANT>);
             float offset = kFolded ? kPower + static_cast<float>(point[t / 2][upper]) : 0.0f, added = 0.0f;
             if constexpr (QUANT::kZero == kSubtracted)
-                offset += widen(ahead.zero[u][t / 2][upper]) / (kFolded ? 1.0f : kShrunkOf<T, QUANT>);
-            if constexpr (QUANT::kZero == kAdded) added = widen(ahead.zero[u][t / 2][upper]);
+                offset += widen(now.zero[t / 2][upper].at[u]) / (kFolded ? 1.0f : kShrunkOf<T, QUANT>);
+            if constexpr (QUANT::kZero == kAdded) added = widen(now.zero[t / 2][upper].at[u]);
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 GEMMTUNE_UNROLL

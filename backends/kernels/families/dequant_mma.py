@@ -7,11 +7,12 @@ from math import ceil
 from typing import ClassVar
 
 from backends.archs import GpuArch
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.few_columns import FewColumnsFamily
 from backends.kernels.legality import first, tensor_core_rule
-from backends.kernels.oriented_gemm import OrientedGemm
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.kernels.weights import (
     WeightConfig,
     group,
@@ -21,12 +22,13 @@ from backends.kernels.weights import (
     wide,
 )
 from backends.problem import GemmProblem
+from backends.quantisation import groups_of
 from backends.solution import Parameter
 
 #: The most candidates that are listed.
 _MOST = 96
-#: Relative cost of loads that are not prefetched, and of the activations that a warp reads for a row tile.
-_NOT_AHEAD, _INPUTS = 0.05, 0.08
+#: Relative cost of loads that are prefetched, and of the activations that a warp reads for a row tile.
+_AHEAD, _INPUTS = 0.03, 0.08
 
 
 class DequantMma(FewColumnsFamily):
@@ -34,14 +36,15 @@ class DequantMma(FewColumnsFamily):
     are read once as they are stored, to registers.
 
     Parameters: row_tiles (of 16 rows, of a warp), unroll (steps along k that a warp has in flight), warps_m
-    and warps_k (of a block; the latter share k), splits (blocks along k), ahead (whether the first loads are
-    prefetched to L2 before the previous launch has ended)."""
+    and warps_k (of a block; the latter share k), splits (blocks along k), next (whether a turn's loads are on
+    their way while the turn before is multiplied), ahead (whether the first loads are prefetched to L2 before
+    the previous launch has ended)."""
 
     name, columns = "dequant-mma", (1, 16)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "row_tiles": (1, 2), "unroll": (1, 2, 4, 8), "warps_m": (1, 2, 4), "warps_k": (1, 2, 4, 8, 16),
-        "splits": (1, 2, 4), "ahead": (0, 1),
+        "splits": (1, 2, 4), "next": (0, 1), "ahead": (0, 1),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -63,8 +66,22 @@ class DequantMma(FewColumnsFamily):
         return {}
 
     def step(self, product: OrientedGemm, values: Values) -> int:
-        """The loads of the four lanes of a row (dequant_mma.h: kStep)."""
+        """A turn of a warp: its steps in flight, each of the loads of the four lanes of a row."""
+        return number(values, "unroll") * self._deep(product)
+
+    def _deep(self, product: OrientedGemm) -> int:
+        """Elements of k of a step (dequant_mma.h: kStep)."""
         return 4 * wide(product.problem)
+
+    def _whole(self, product: OrientedGemm, values: Values) -> bool:
+        """Whether a turn's scales of a row are read at once."""
+        p, unroll = product.problem, number(values, "unroll")
+        sizes = [DTYPES[p.scale_dtype or "fp32"].bytes] + ([4] if p.zero_a == "uint4" else [])
+        return (
+            group(p) == self._deep(product)
+            and groups_of(p) % unroll == 0
+            and all(size * unroll <= WIDE for size in sizes)
+        )
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
         """Rows of a block: 16 for each row tile of its warps_m warps."""
@@ -83,29 +100,35 @@ class DequantMma(FewColumnsFamily):
         """Registers for loads in flight with their scales, sums, a step's own sums, and the operands of the
         current multiplication."""
         rows, columns, p = number(values, "row_tiles"), self._tiles(product), product.problem
-        loads = (8 + 2 + (0 if p.zero_a == "none" else 2)) * rows * number(values, "unroll")
+        turn = (8 + 2 + (0 if p.zero_a == "none" else 2)) * rows * number(values, "unroll")
+        loads = turn * (1 + number(values, "next"))
         return loads + 8 * rows * columns + 4 * columns + 8 * rows + 4 * columns + 6 * rows
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
-        each = number(values, "warps_k") * number(values, "splits") * self.step(product, values)
+        each = number(values, "warps_k") * number(values, "splits") * self._deep(product)
         steps, unroll = product.k / each, number(values, "unroll")
-        return 32 * number(values, "row_tiles") * unroll, steps / (ceil(steps / unroll) * unroll)
+        turns = 1 + (number(values, "next") if steps > unroll else 0)
+        return 32 * number(values, "row_tiles") * unroll * turns, steps / (ceil(steps / unroll) * unroll)
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of weights and
-        activations."""
-        return first(tensor_core_rule(environment), lines_rule(product))
+        activations, a second turn of a warp where its loads are to be on their way."""
+        broken = first(tensor_core_rule(environment), lines_rule(product))
+        turns = number(values, "warps_k") * number(values, "splits") * self.step(product, values)
+        if broken is None and number(values, "next") and product.k <= turns:
+            return f"next must be 0: a warp has one turn of k = {product.k}"
+        return broken
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
         """The most candidates that are listed."""
         return _MOST
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """That of all families for few columns; more where nothing is prefetched and where a warp reads the
+        """That of all families for few columns; more with prefetches and where a warp reads the
         activations for few rows."""
         inputs = _INPUTS * self._tiles(product) / number(values, "row_tiles")
-        slower = inputs + (0.0 if number(values, "ahead") else _NOT_AHEAD)
+        slower = inputs + (_AHEAD if number(values, "ahead") else 0.0)
         return super().cost(product, values, environment) * (1 + slower)
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
@@ -113,8 +136,8 @@ class DequantMma(FewColumnsFamily):
         names = ("row_tiles", "unroll", "warps_m", "warps_k")
         numbers = [self._tiles(product), *(number(values, name) for name in names)]
         kinds = f"{product.types}, {quantised(product.problem)}"
-        ahead = "true" if number(values, "ahead") else "false"
-        return f"DequantMma<{kinds}, {', '.join(map(str, numbers))}, {ahead}>"
+        flags = [self._whole(product, values), *(number(values, name) == 1 for name in ("next", "ahead"))]
+        return f"DequantMma<{kinds}, {', '.join(map(str, numbers))}, {', '.join(map(flag, flags))}>"
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
         """The instantiation, its blocks along m and its slices of k."""
