@@ -8,6 +8,7 @@ from itertools import product as combinations
 from math import ceil
 
 from backends.archs import GpuArch
+from backends.dtypes import FP8_WEIGHT
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.legality import arch_of, first, grid_rule, registers_rule, sums_rule
@@ -38,6 +39,8 @@ class MatrixWeights(MatrixCoreFamily):
         p = problem
         if (broken := unsupported_weights(p)) is not None:
             return broken
+        if p.dtype_a == FP8_WEIGHT:
+            return f"these kernels multiply weights of integers or MXFP4, not {p.dtype_a}"
         return None if OrientedGemm(p).b_along_k else "columns must be contiguous along k"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:

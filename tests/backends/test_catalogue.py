@@ -19,6 +19,7 @@ from backends.toolchains import clang_compilers, triton
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone, of 8-bit operands, and of groups.
 WEIGHTS = (
+    "dequant-mma",
     "dequant-ring",
     "dequant-wgmma",
     "dequant-tma-wgmma",

@@ -10,9 +10,8 @@
 // their power of two (lifted_pairs()), which the step's sum of activations, times it, takes from the sums: an
 // instruction whose weights are all one adds those up.
 //
-// AHEAD: the first loads of weights are prefetched to L2 before the previous launch has ended. NEXT: a turn's loads are
-// on their way while the turn before is multiplied. WHOLE: the scales of a turn are read at once, which needs groups of
-// kStep, slices of whole turns, and rows of scales that are whole turns.
+// AHEAD: the first loads of weights are prefetched to L2 before the previous launch has ended. WHOLE: the scales of a
+// turn are read at once, which needs groups of kStep, slices of whole turns, and rows of scales that are whole turns.
 #pragma once
 
 #include "device/dequantise.h"
@@ -22,7 +21,7 @@
 namespace gemmtune {
 
 template <typename TYPES, typename QUANT, int COLUMN_TILES, int ROW_TILES, int UNROLL, int WARPS_M, int WARPS_K,
-          bool WHOLE, bool NEXT, bool AHEAD>
+          bool WHOLE, bool AHEAD>
 struct DequantMma {
     using Args = WeightArgs;
     using T = typename TYPES::Input;
@@ -54,13 +53,10 @@ struct DequantMma {
         if (beyond) return;
         Sums sum = {};
         const unsigned mask = kept(kFolded ? kLiftedMask : kConvertMask, args.k);
-        Ahead ahead;
-        if (NEXT) ahead.load(all, rows, first, mine.end);
         GEMMTUNE_ROLL
         for (int at = first; at < mine.end; at += WARPS_K * UNROLL) {
-            Ahead now;
-            if (NEXT) now = ahead, ahead.load(all, rows, at + WARPS_K * UNROLL, mine.end);
-            else now.load(all, rows, at, mine.end);
+            Turn now;
+            now.load(all, rows, at, mine.end);
             GEMMTUNE_UNROLL
             for (int u = 0; u < UNROLL; ++u) multiply(all, rows, now, u, at + u, mine.end, mask, sum);
         }
@@ -118,7 +114,7 @@ private:
     static GEMMTUNE_DEVICE void load_run(const void* values, i64 row, int first, int end, Run<VALUE>& out) {
         const VALUE* const from = static_cast<const VALUE*>(values) + row;
         if constexpr (WHOLE) {
-            if (first < end) out = *reinterpret_cast<const Run<VALUE>*>(from + first);
+            out = *reinterpret_cast<const Run<VALUE>*>(from + first);
         } else {
             GEMMTUNE_UNROLL
             for (int u = 0; u < UNROLL; ++u) {
@@ -129,7 +125,7 @@ private:
     }
 
     // The weights of UNROLL steps with their scales and zero points.
-    struct Ahead {
+    struct Turn {
         Words raw[UNROLL][ROW_TILES][2];
         Run<Scale> scale[ROW_TILES][2], zero[ROW_TILES][2];
         Run<unsigned> zeros[ROW_TILES][2];
@@ -156,7 +152,7 @@ private:
     };
     static constexpr int kGroupSize = QUANT::kGroup == 0 ? 1 : QUANT::kGroup;
 
-    static GEMMTUNE_DEVICE void multiply(const Args& all, const Rows& rows, const Ahead& now, int u, int step, int end,
+    static GEMMTUNE_DEVICE void multiply(const Args& all, const Rows& rows, const Turn& now, int u, int step, int end,
                                          unsigned mask, Sums& sum) {
         const GemmArgs& args = all.gemm;
         constexpr unsigned kOne = PairBits<T>::kOne;

@@ -26,7 +26,7 @@ from backends.quantisation import groups_of
 from backends.solution import Parameter
 
 #: The most candidates that are listed.
-_MOST = 96
+_MOST = 128
 #: Relative cost of loads that are prefetched, and of the activations that a warp reads for a row tile.
 _AHEAD, _INPUTS = 0.03, 0.08
 
@@ -36,15 +36,14 @@ class DequantMma(FewColumnsFamily):
     are read once as they are stored, to registers.
 
     Parameters: row_tiles (of 16 rows, of a warp), unroll (steps along k that a warp has in flight), warps_m
-    and warps_k (of a block; the latter share k), splits (blocks along k), next (whether a turn's loads are on
-    their way while the turn before is multiplied), ahead (whether the first loads are prefetched to L2 before
-    the previous launch has ended)."""
+    and warps_k (of a block; the latter share k), splits (blocks along k), ahead (whether the first loads are
+    prefetched to L2 before the previous launch has ended)."""
 
     name, columns = "dequant-mma", (1, 16)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "row_tiles": (1, 2), "unroll": (1, 2, 4, 8), "warps_m": (1, 2, 4), "warps_k": (1, 2, 4, 8, 16),
-        "splits": (1, 2, 4), "next": (0, 1), "ahead": (0, 1),
+        "splits": (1, 2, 4), "ahead": (0, 1),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -100,25 +99,19 @@ class DequantMma(FewColumnsFamily):
         """Registers for loads in flight with their scales, sums, a step's own sums, and the operands of the
         current multiplication."""
         rows, columns, p = number(values, "row_tiles"), self._tiles(product), product.problem
-        turn = (8 + 2 + (0 if p.zero_a == "none" else 2)) * rows * number(values, "unroll")
-        loads = turn * (1 + number(values, "next"))
+        loads = (8 + 2 + (0 if p.zero_a == "none" else 2)) * rows * number(values, "unroll")
         return loads + 8 * rows * columns + 4 * columns + 8 * rows + 4 * columns + 6 * rows
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
         each = number(values, "warps_k") * number(values, "splits") * self._deep(product)
         steps, unroll = product.k / each, number(values, "unroll")
-        turns = 1 + (number(values, "next") if steps > unroll else 0)
-        return 32 * number(values, "row_tiles") * unroll * turns, steps / (ceil(steps / unroll) * unroll)
+        return 32 * number(values, "row_tiles") * unroll, steps / (ceil(steps / unroll) * unroll)
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of weights and
-        activations, a second turn of a warp where its loads are to be on their way."""
-        broken = first(tensor_core_rule(environment), lines_rule(product))
-        turns = number(values, "warps_k") * number(values, "splits") * self.step(product, values)
-        if broken is None and number(values, "next") and product.k <= turns:
-            return f"next must be 0: a warp has one turn of k = {product.k}"
-        return broken
+        activations."""
+        return first(tensor_core_rule(environment), lines_rule(product))
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
         """The most candidates that are listed."""
@@ -136,7 +129,7 @@ class DequantMma(FewColumnsFamily):
         names = ("row_tiles", "unroll", "warps_m", "warps_k")
         numbers = [self._tiles(product), *(number(values, name) for name in names)]
         kinds = f"{product.types}, {quantised(product.problem)}"
-        flags = [self._whole(product, values), *(number(values, name) == 1 for name in ("next", "ahead"))]
+        flags = [self._whole(product, values), number(values, "ahead") == 1]
         return f"DequantMma<{kinds}, {', '.join(map(str, numbers))}, {', '.join(map(flag, flags))}>"
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:

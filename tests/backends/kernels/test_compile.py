@@ -133,6 +133,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
+        "dequant-mma": (*QUANTISED[:2], PLAIN_INTEGERS),
         "dequant-tile-wgmma": MANY_COLUMNS[:1],
         "dequant-tile-mma": MANY_COLUMNS,
         **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
