@@ -6,8 +6,8 @@
 //
 // SHARE blocks beside each other along x multiply the same activations: each requests a part of the columns of a stage,
 // which TMA multicasts to all of them, and a stage is free when all have read it. Along y the cluster has SPLITS of
-// them. READERS: warps of a block that read a slot; BM / 16 of them read a stage. EACH_LANE: every lane of a reader says
-// that it has read a slot, not one for its warp: a compiler may leave out the warp's barrier before.
+// them. READERS: warps of a block that read a slot; BM / 16 of them read a stage. Every lane of a reader says that it has
+// read a slot, not one for its warp: a compiler may leave out the warp's barrier before.
 #pragma once
 
 #include "device/dequant_chunk.h"
@@ -35,7 +35,7 @@ struct PlaceInRing {
 };
 
 template <typename TYPES, typename QUANT, int COLUMNS, int BM, int READERS, int SLOTS, int STAGES, int SHARE,
-          int SPLITS, bool EACH_LANE = false>
+          int SPLITS>
 struct DequantRings {
     static constexpr int kDeep = kMapLine * 8 / QUANT::kBits, kPart = 64, kParts = kDeep / kPart;  // of a chunk
     static constexpr int kRowWarps = BM / 16;
@@ -70,7 +70,7 @@ struct DequantRings {
     GEMMTUNE_DEVICE void start() const {
         for (int slot = 0; slot < SLOTS; ++slot)
             start_barrier(&full_weights[slot], kFills),
-                start_barrier(&free_weights[slot], READERS * (EACH_LANE ? kWarp : 1));
+                start_barrier(&free_weights[slot], READERS * kWarp);
         for (int stage = 0; stage < STAGES; ++stage)
             start_barrier(&full_inputs[stage], 1), start_barrier(&free_inputs[stage], kRowWarps * SHARE);
         started_barriers();
@@ -131,8 +131,7 @@ struct DequantRings {
         }
     }
     GEMMTUNE_DEVICE void free_slot(int slot) const {
-        if (!EACH_LANE) warp_barrier();  // all lanes have read it
-        if (EACH_LANE || lane_index() == 0) arrive(&free_weights[slot]);
+        arrive(&free_weights[slot]);
     }
 
     // Multiplies the finished sums of a warp's rows, from `row` on, by their only scale.

@@ -26,7 +26,7 @@ namespace gemmtune {
 template <typename TYPES, typename QUANT, int BM, int BN, int SLOTS, int STAGES, int SHARE, int GROUP, int BLOCKS>
 struct DequantTileWgmma {
     static constexpr int kWorkers = BM / 16, kThreads = 32 * (kWorkers + 4), kMinBlocks = BLOCKS;
-    using Rings = DequantRings<TYPES, QUANT, BN, BM, kWorkers, SLOTS, STAGES, SHARE, 1, true>;
+    using Rings = DequantRings<TYPES, QUANT, BN, BM, kWorkers, SLOTS, STAGES, SHARE, 1>;
     using Chunk = typename Rings::Chunk;
     static constexpr int kDeep = Rings::kDeep, kPart = Rings::kPart, kParts = Rings::kParts;  // of a chunk
     using T = typename Chunk::T;
