@@ -157,13 +157,15 @@ template <int N>
 GEMMTUNE_DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// (Not `.aligned`: lanes of a warp may come by different ways, such as those that stored the last rows of a tile.)
-GEMMTUNE_DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
-GEMMTUNE_DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+GEMMTUNE_DEVICE void arrive_at_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+GEMMTUNE_DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 template <bool SEEN>
 GEMMTUNE_DEVICE void cluster_barrier() {
     if constexpr (SEEN)
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
+                     ::: "memory");
     else
         arrive_at_cluster(), wait_for_cluster();
 }
