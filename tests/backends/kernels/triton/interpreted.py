@@ -52,7 +52,8 @@ ENVIRONMENTS = {
 #: A kernel's architecture -> that which it is interpreted for. What waits for the launch before (DEPENDENT)
 #: from sm_90 on is assembly, which nobody interprets.
 _INTERPRETED_FOR = {"sm_90": "sm_80", "gfx942": "gfx942"}
-_SOURCES = ("kernels.py", "framework_kernels.py")
+#: The first has names that it takes from the second.
+_SOURCES = ("weight_kernels.py", "kernels.py", "framework_kernels.py")
 
 
 def load_kernels(folder: str, mistake: list[str] | None) -> SimpleNamespace:
@@ -83,19 +84,20 @@ def _load(folder: str, source: str) -> ModuleType:
 
 TORCH = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e5": torch.float8_e5m2, "fp8e4b8": torch.float8_e4m3fnuz, "i8": torch.int8, "i32": torch.int32,
+    "fp8e5": torch.float8_e5m2, "fp8e4b8": torch.float8_e4m3fnuz, "fp8e5b16": torch.float8_e5m2fnuz,
+    "i8": torch.int8, "i32": torch.int32, "u8": torch.uint8,
 }  # fmt: skip
 #: Triton's name of a float -> ours.
 FORMATS = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e5": "fp8_e5m2",
-    "fp8e4b8": "fp8_e4m3_fnuz",
+    "fp8e4b8": "fp8_e4m3_fnuz", "fp8e5b16": "fp8_e5m2_fnuz",
 }  # fmt: skip
 
 
 def mend_interpreter() -> None:
     """What the interpreter of Triton 3.6 gets wrong: it multiplies bf16 by its bits, cuts bits off where it
     should round to nearest, makes an integer of an array of one element, which NumPy 2.4 refuses, and forgets
-    one 8-bit float of AMD's where it names types."""
+    AMD's 8-bit floats where it names types."""
     builder, multiply = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
@@ -128,7 +130,8 @@ def mend_interpreter() -> None:
         to_ir = lang.dtype.to_ir
 
         def named(kind: Any, builder: Any) -> Any:
-            return builder.get_fp8e4b8_ty() if kind.name == "fp8e4b8" else to_ir(kind, builder)
+            known = {"fp8e4b8": builder.get_fp8e4b8_ty, "fp8e5b16": builder.get_fp8e5b16_ty}
+            return known[kind.name]() if kind.name in known else to_ir(kind, builder)
 
         scope.set_attr(lang.dtype, "to_ir", named)
 
@@ -152,8 +155,8 @@ class Interpreted:
         one, found = self._one, layouts(self._one.product.problem)
         product = one.product
         pointers = {}
-        for name in OPERANDS:
-            kind = TORCH[product.pointer_type(product.own(name))[1:]]
+        for own in OPERANDS:
+            name, kind = product.own(own), TORCH[product.pointer_type(own)[1:]]
             if name in found:
                 pointers[name] = _tensor(getattr(operands, name), found[name].bytes, kind)
             else:  # of memory of its own: the interpreter takes equal addresses for one tensor
