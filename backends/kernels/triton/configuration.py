@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from backends.archs import GpuArch
 from backends.kernels.launch import KernelLaunch
@@ -76,7 +76,7 @@ class TritonConfig:
     oriented: ClassVar[type[TritonOrientedGemm]] = TritonOrientedGemm
 
     @classmethod
-    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> TritonConfig:
+    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> Self:
         """The configuration of well-formed parameters of any of the families."""
 
         def number(name: str) -> int:
@@ -323,9 +323,8 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N", "DEPENDENT",
     ),
     "dequant_gemm": (
-        "WEIGHTS_FIRST", "FORMAT", "ZERO", "GROUP", "SCALED", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE", "ALPHA_ONE",
-        "BETA", "BIAS", "ACTIVATION", "SCALE_A", "SCALE_B", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT",
-        "DEPENDENT",
+        "WEIGHTS_FIRST", "FORMAT", "ZERO", "GROUP", "SCALED", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE",
+        *_EPILOGUE[1:7], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "DEPENDENT",
     ),
     "block_scaled": ("ONE_ROW", "WIDE", "SCALED_N", "SCALED_K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"),
     "inductor_mm": (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from backends.environment import Environment
+from backends.kernels.legality import arch_of
 from backends.kernels.triton.dequant_configuration import DequantConfig, scaled_weights
 from backends.kernels.triton.family import TILE, TritonFamily, Values
 from backends.kernels.triton.framework_families import unsupported_halves
@@ -34,8 +35,11 @@ class TritonDequant(TritonFamily):
         return DequantConfig.of(problem, parameters)
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """The whole of k, and slices of at least two steps if the tiles alone leave multiprocessors idle."""
+        """The whole of k, and slices of at least two steps if the tiles alone leave multiprocessors idle.
+        Nothing of a tile that is likely to spill."""
         one = self.tile_config(problem, {**values, "split_k": 1})
+        if one.spills(arch_of(environment)):
+            return
         for slices in _SPLITS:
             idle = one.tiles < environment.units and one.tiles * slices <= 4 * environment.units
             if slices == 1 or (idle and one.steps >= 2 * slices):

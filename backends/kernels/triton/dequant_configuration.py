@@ -16,8 +16,11 @@ from backends.quantisation import GROUPS
 
 #: The problem's operands that only quantised weights have -> the kernel's names of them.
 _OWN: Mapping[str, str] = {"scales": "scale_a", "zeros": "zero_a", "zero_a": "zeros"}
-#: Registers of a thread for each element of a step's weights: its number in fp32, its scale or zero point.
-_DEQUANTISED = 2
+#: Registers of a thread on an AMD GPU for each of its elements of a step's weights (of integers, of e2m1),
+#: fitted to kernels for five architectures.
+_DEQUANTISED, _E2M1 = 3, 6
+#: The most sums and elements of a step's weights a thread that NVIDIA's compiler holds without spills.
+_MOST_HELD = 160
 
 
 def scaled_weights(p: GemmProblem) -> bool:
@@ -96,8 +99,14 @@ class DequantConfig(TritonConfig):
 
     def registers(self, arch: GpuArch) -> int:
         """See TritonConfig; dequantising takes registers for every weight of a step."""
-        threads = arch.warp * self.warps
-        return super().registers(arch) + _DEQUANTISED * self._weight_rows * self.block_k // threads
+        each = _E2M1 if self.product.problem.mx else _DEQUANTISED
+        return super().registers(arch) + each * self._weight_rows * self.block_k // (arch.warp * self.warps)
+
+    def spills(self, arch: GpuArch) -> bool:
+        """Whether the compiler for an NVIDIA GPU is likely to spill registers. This is no legality rule; for
+        AMD GPUs registers() is one."""
+        held = self.block_m * self.block_n + self._weight_rows * self.block_k
+        return arch.vendor == "cuda" and held > _MOST_HELD * arch.warp * self.warps
 
     def constants_for(self, arch: GpuArch) -> dict[str, Constant]:
         """See TritonConfig."""

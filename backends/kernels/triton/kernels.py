@@ -187,8 +187,8 @@ def gemm(
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile per program: program_id(0) is the tile among those of the whole batch, program_id(1) the slice
-    of k. SPLIT: the slice's sums go to `partial` (store_sums); those of an empty slice are zero. Otherwise one
-    slice is all of k, and the epilogue follows."""
+    of k. SPLIT: the slice's sums go to `partial` (store_sums); those of an empty slice are zero. Otherwise
+    one slice is all of k, and the epilogue follows."""
     if DEPENDENT:
         gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)

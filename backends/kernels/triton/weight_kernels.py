@@ -21,18 +21,18 @@ from backends.kernels.triton.kernels import finish, span, store_sums, tile_of
 @triton.jit
 def elements_of(stored, FORMAT: tl.constexpr):
     """The numbers of stored weights as fp32: [rows, bytes] -> [rows, k]."""
-    if FORMAT == "int8":
-        return stored.to(tl.float32)
-    nibbles = tl.interleave(stored & 15, stored >> 4)
+    nibbles = stored if FORMAT == "int8" else tl.interleave(stored & 15, stored >> 4)
     if FORMAT == "int4":  # the sign bit counts -8
-        return (nibbles ^ 8).to(tl.float32) - 8.0
-    if FORMAT == "uint4":
-        return nibbles.to(tl.float32)
-    # Two bits of exponent and one of mantissa: twice the magnitude is 0, 1, 2, 3, 4, 6, 8 or 12.
-    code = (nibbles & 7).to(tl.int32)
-    twice = tl.where(code < 2, code, (2 + (code & 1)) << tl.maximum((code >> 1) - 1, 0))
-    size = twice.to(tl.float32) * 0.5
-    return tl.where(nibbles > 7, -size, size)
+        found = (nibbles ^ 8).to(tl.float32) - 8.0
+    elif FORMAT == "fp4_e2m1":
+        # Two bits of exponent and one of mantissa: twice the magnitude is 0, 1, 2, 3, 4, 6, 8 or 12.
+        code = (nibbles & 7).to(tl.int32)
+        twice = tl.where(code < 2, code, (2 + (code & 1)) << tl.maximum((code >> 1) - 1, 0))
+        size = twice.to(tl.float32) * 0.5
+        found = tl.where(nibbles > 7, -size, size)
+    else:
+        found = nibbles.to(tl.float32)
+    return found
 
 
 @triton.jit
@@ -46,11 +46,11 @@ def power_of_two(code):
 @triton.jit
 def by_group(values, ROWS: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr):
     """One value a row and group, [ROWS, COUNT], for every element of a step: [ROWS, BLOCK_K] or [ROWS, 1]."""
-    if COUNT == 1:
-        return values
-    return tl.reshape(
-        tl.broadcast_to(values[:, :, None], (ROWS, COUNT, BLOCK_K // COUNT)), (ROWS, BLOCK_K)
-    )  # fmt: skip
+    found = values
+    if COUNT > 1:
+        each = tl.broadcast_to(values[:, :, None], (ROWS, COUNT, BLOCK_K // COUNT))
+        found = tl.reshape(each, (ROWS, BLOCK_K))
+    return found
 
 
 @triton.jit
