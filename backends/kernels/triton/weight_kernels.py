@@ -55,9 +55,8 @@ def by_group(values, ROWS: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.conste
 
 @triton.jit
 def dequantise(
-    stored, rows, group, groups, inside_k, scales, zeros, FORMAT: tl.constexpr, ZERO: tl.constexpr,
-    GROUP: tl.constexpr, SCALED: tl.constexpr, EVEN_K: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    stored, rows, group, groups, scales, zeros, FORMAT: tl.constexpr, ZERO: tl.constexpr,
+    GROUP: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The weights [ROWS, BLOCK_K] of a step in fp32. `group` is its first group of k, `groups` those of a
     row."""
@@ -84,8 +83,6 @@ def dequantise(
     if ZERO == "shift":
         zero = tl.load(zeros + index, mask=inside, other=0.0)
         found += by_group(zero.to(tl.float32), ROWS, COUNT, BLOCK_K)
-    if SCALED and GROUP == 0 and not EVEN_K:  # a row's scale may be infinite: zero times it is NaN
-        found = tl.where(inside_k[None, :], found, 0.0)
     return found
 
 
@@ -138,8 +135,7 @@ def dequant_gemm(
         if GROUP > 0:
             group = from_k // GROUP
         w = dequantise(
-            stored, rows, group, groups, rk < left, scales, zeros, FORMAT, ZERO, GROUP, SCALED, EVEN_K, ROWS,
-            BLOCK_K,
+            stored, rows, group, groups, scales, zeros, FORMAT, ZERO, GROUP, SCALED, ROWS, BLOCK_K,
         ).to(x.dtype)  # fmt: skip
         if WEIGHTS_FIRST:
             total = tl.dot(w, x.T, total)

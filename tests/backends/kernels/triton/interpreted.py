@@ -1,9 +1,11 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
 Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "arch": sm_90 or gfx942,
-"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups}; one line comes back
-for each: {"wrong": words or "", "cases": names}. With ends a grouped product is computed once with these in
-place of its own, which may lead out of its rows.
+"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups, "scale": null or
+[row of the weights, group of k, number]}; one line comes back for each: {"wrong": words or "", "cases":
+names}. With ends a grouped product is computed once with these in place of its own, which may lead out of its
+rows. With a scale a product of quantised weights is computed once with this one in place of its own, and
+"cases" are the rows of weights that have NaN, with how many.
 Needs TRITON_INTERPRET=1 and torch.
 """
 
@@ -38,7 +40,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.solution import Solution
 from backends.traits import HOST_TRAITS
-from tuners.inputs import applicable, cases
+from tuners.inputs import applicable, cases, host_inputs
 from tuners.verify import Verifier
 
 #: Few multiprocessors: persistent programs then have many tiles each.
@@ -181,9 +183,12 @@ class Interpreted:
 
 def _tensor(address: int, size: int, kind: Any) -> Any:
     """The memory at an address as a tensor."""
-    size -= size % kind.itemsize
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-    return torch.from_numpy(raw).view(kind)
+    return torch.from_numpy(_bytes(address, size - size % kind.itemsize)).view(kind)
+
+
+def _bytes(address: int, size: int) -> Any:
+    """The memory at an address as an array."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 class HostMemory:
@@ -251,6 +256,27 @@ def run_with_ends(
     return {"wrong": f"rows {wrong} are off" if wrong else "", "cases": ["ends"]}
 
 
+def run_with_scale(
+    problem: GemmProblem, solution: Solution, scale: list[float], kernels: SimpleNamespace, here: Environment
+) -> dict[str, Any]:
+    """What is NaN in D where one scale of the weights is another number."""
+    row, group, number = scale
+    given, shapes = host_inputs(problem, 3, "normal"), layouts(problem)
+    given["scale_a"].reshape(problem.m, -1)[int(row), int(group)] = number
+    buffers = {name: HostBuffer(layout.bytes) for name, layout in shapes.items()}
+    views = {
+        name: layout.view(_bytes(buffers[name].address, layout.bytes).view(layout.dtype.storage))
+        for name, layout in shapes.items()
+    }
+    for name, array in given.items():
+        views[name][...] = array
+    config = FAMILIES[solution.family].config(problem, solution.parameters)
+    operands = Operands.at({name: one.address for name, one in buffers.items()}, problem.scalars)
+    Interpreted(config, kernels, here.arch).bind(operands, 0)()
+    counts = np.isnan(views["d"][0].astype(np.float32)).sum(axis=0)
+    return {"wrong": "", "cases": [[int(at), int(counts[at])] for at in np.flatnonzero(counts)]}
+
+
 def main() -> None:
     """Answers each line."""
     mend_interpreter()
@@ -267,6 +293,8 @@ def main() -> None:
                 found = {"wrong": rule, "cases": []}
             elif asked["ends"] is not None:
                 found = run_with_ends(problem, solution, asked["ends"], kernels, here)
+            elif asked["scale"] is not None:
+                found = run_with_scale(problem, solution, asked["scale"], kernels, here)
             else:
                 found = verify(problem, solution, seeds, kernels, here)
             print(json.dumps(found), flush=True)
