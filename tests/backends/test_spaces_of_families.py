@@ -33,6 +33,7 @@ PROBLEMS = {
     "batch": from_bmm(9, 16, 24, 32, "bf16"),
     "blocks": from_linear(64, 512, 512, "fp8_e4m3", **BLOCKS),
     "fnuz": from_linear(64, 512, 512, "fp8_e4m3_fnuz", **BLOCKS),
+    "int8": from_linear(64, 512, 512, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
 }
 
 

@@ -104,8 +104,9 @@ class DequantConfig(TritonConfig):
 
     def spills(self, arch: GpuArch) -> bool:
         """Whether the compiler for an NVIDIA GPU is likely to spill registers. This is no legality rule; for
-        AMD GPUs registers() is one."""
-        held = self.block_m * self.block_n + self._weight_rows * self.block_k
+        AMD GPUs registers() is one. Every weight has a scale of its own where a step has several groups."""
+        each = 2 if 0 < GROUPS.get(self.product.problem.scale_a, 0) < self.block_k else 1
+        held = self.block_m * self.block_n + each * self._weight_rows * self.block_k
         return arch.vendor == "cuda" and held > _MOST_HELD * arch.warp * self.warps
 
     def constants_for(self, arch: GpuArch) -> dict[str, Constant]:
