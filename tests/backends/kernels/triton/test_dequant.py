@@ -21,7 +21,7 @@ from backends.toolchains.triton import Triton, TritonUnit, missing
 from tests.backends.kernels.triton.asking import TILE
 from tests.backends.kernels.triton.test_legality import A100, BUILD, H200, MI300X, NAVI31
 from tests.backends.weight_samples import every_kind, mxfp4, weights
-from tuners.inputs import applicable, cases
+from tuners.inputs import Case, applicable, cases
 
 FAMILY = TritonDequant()
 CHOSEN: dict[str, Any] = {**TILE, "split_k": 1}
@@ -133,11 +133,11 @@ def test_candidates_are_legal_and_verified_on_ragged_twins(
         assert config.slices == 1 or config.tiles < environment.units
         slices = config.slices if config.slices > 1 else 0
         assert one.workspace_bytes == 4 * slices * problem.m * problem.n
-        twins = applicable(
-            cases(problem, 1, 0),
-            lambda case, one=one: FAMILY.illegal(case.problem, one, environment) is None,
-        )  # fmt: skip
-        assert any("ragged" in case.name for case in twins)
+
+        def takes(case: Case, one: Solution = one) -> bool:
+            return FAMILY.illegal(case.problem, one, environment) is None
+
+        assert any("ragged" in case.name for case in applicable(cases(problem, 1, 0), takes))
 
 
 def test_few_rows_are_split_and_many_are_not() -> None:

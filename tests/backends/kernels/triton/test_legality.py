@@ -13,7 +13,6 @@ from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import MOST_CANDIDATES, TritonFamily
-from backends.kernels.triton.framework_families import FrameworkFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
 from tuners.inputs import Case, applicable, cases, ragged
@@ -23,8 +22,8 @@ H200 = Environment(
     "cuda", "sm_90", "NVIDIA H200", 132, 2**37, "GPU-0", driver="580.1", libraries={"triton": BUILD}
 )
 A100 = replace(H200, arch="sm_80", product="NVIDIA A100", units=108)
-#: Families of kernels.py: test_framework_families.py has the others.
-GENERAL = {name: family for name, family in FAMILIES.items() if not isinstance(family, FrameworkFamily)}
+#: Families of kernels.py: test_framework_families.py and test_dequant.py have the others.
+GENERAL = {name: family for name, family in FAMILIES.items() if family.source == "kernels.py"}
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
 }  # fmt: skip
