@@ -62,9 +62,10 @@ class TritonDequant(TritonFamily):
             return f"trans_b {p.trans_b}: activations are contiguous along k here (F.linear's x[m,k])"
         if p.mx and p.dtype_b != "bf16":
             return f"weights are multiplied by their scales here, whose range bf16 alone has, not {p.dtype_b}"
-        if scaled_weights(p) and not p.mx and p.scale_dtype != p.dtype_b:
+        if scaled_weights(p) and p.dtype_b == "fp16" and p.scale_dtype != "fp16":
             return (
-                f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
+                f"weights are multiplied by their scales here: products by {p.scale_dtype} may be beyond "
+                "fp16, and scales beside fp16 are fp16"
             )
         if max(p.m, p.n, p.k) > MOST_SIZE:
             return f"sizes up to {MOST_SIZE}, not {p.m} x {p.n} x {p.k}"

@@ -41,9 +41,12 @@ def test_every_kind_of_weight_is_supported() -> None:
     for kind in ("bf16", "fp16"):
         for problem in every_kind(40, 72, 256, dtype_a=kind, scale_dtype=kind):
             assert FAMILY.supports(problem) == (kind == "bf16" or not problem.mx)
-    for scale in ("fp32", "fp16"):  # of sums, not of weights
-        assert FAMILY.supports(weights(40, 72, 256, "int8", scale_b="outer", scale_dtype=scale))
-        assert FAMILY.supports(weights(40, 72, 256, zero_b="uint4", scale_b="outer", scale_dtype=scale))
+    for scale in ("fp32", "fp16"):  # bf16 holds products by either
+        assert all(map(FAMILY.supports, every_kind(40, 72, 256, scale_dtype=scale)[:-1]))
+    for scale in ("fp32", "bf16"):  # of sums, not of weights
+        halves: dict[str, Any] = {"dtype_a": "fp16", "scale_b": "outer", "scale_dtype": scale}
+        assert FAMILY.supports(weights(40, 72, 256, "int8", **halves))
+        assert FAMILY.supports(weights(40, 72, 256, zero_b="uint4", **halves))
 
 
 @pytest.mark.parametrize(
@@ -52,10 +55,10 @@ def test_every_kind_of_weight_is_supported() -> None:
         (from_linear(8, 8, 8, "bf16"), "multiply quantised weights by bf16 or fp16, not bf16 x bf16"),
         (from_linear(8, 8, 8, "int8"), "not int8 x int8"),
         (weights(8, 64, 256, trans_a="T"), "trans_b T: activations are contiguous along k here"),
-        (weights(8, 64, 256, scale_dtype="fp32"), "weights of bf16 are multiplied by scales of their type"),
+        (weights(8, 64, 256, dtype_a="fp16", scale_dtype="fp32"), "products by fp32 may be beyond fp16"),
         (
-            weights(8, 64, 256, zero_b="float", scale_b="outer", scale_dtype="fp16"),
-            "scales of their type here, not of fp16",
+            weights(8, 64, 256, zero_b="float", scale_b="outer", dtype_a="fp16", scale_dtype="bf16"),
+            "products by bf16 may be beyond fp16, and scales beside fp16 are fp16",
         ),
         (mxfp4(8, 64, 256, dtype_a="fp16"), "whose range bf16 alone has, not fp16"),
         (weights(2**30 + 1, 8, 128), "sizes up to 1073741824"),

@@ -42,6 +42,12 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
         weights(40, 70, 131, "int8", scale_b="outer", scale_dtype="fp32", alignment=1), {"split_k": 3},
     ),
     "a matrix's scale": (weights(40, 70, 48, "int8", scale_b="tensor", scale_dtype="fp32"), {"swap": True}),
+    "scales of groups of another type": (
+        weights(40, 72, 256, zero_b="uint4", scale_dtype="fp32", scale_b="block_1x64"), {"block_k": 128},
+    ),
+    "zero points of another type": (
+        weights(40, 72, 256, zero_b="float", scale_dtype="fp16", scale_b="block_1x64"), {"swap": True},
+    ),
     "scales of rows of another type": (weights(40, 70, 64, "int4", scale_b="outer", scale_dtype="fp16"), {}),
     "fused": (
         weights(40, 72, 256, zero_b="float", bias="bf16", activation="silu", beta=2.0, alpha=1.5), {},
