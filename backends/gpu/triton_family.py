@@ -25,8 +25,7 @@ from backends.kernels.triton.framework_families import TritonBlockFp8
 from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.kernels.triton.moe_untuned import kind_of
 from backends.kernels.triton.nvidia_prior import MODULE
-from backends.kernels.triton.oriented_gemm import OPERANDS
-from backends.operands import Operands, layouts
+from backends.operands import NAMES, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Baseline, Launch
 from backends.solution import Solution
@@ -88,7 +87,7 @@ class TritonKernel:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {unit} bytes")
 
     def _launch(self, step: Step, function: Function, operands: Operands, workspace: int) -> Launch:
-        pointers = {name: getattr(operands, name) for name in OPERANDS}
+        pointers = {name: getattr(operands, name) for name in NAMES}
         scalars = operands.alpha, operands.beta
         try:
             values = self._config.arguments(step.entry, pointers, workspace, scalars)

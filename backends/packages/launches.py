@@ -16,8 +16,7 @@ from backends.kernels.launch import KernelLaunch
 from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
 from backends.kernels.triton.configuration import MAIN, Step, TritonConfig
 from backends.kernels.triton.description import Request, binary_name
-from backends.kernels.triton.oriented_gemm import OPERANDS
-from backends.operands import Operands, layouts
+from backends.operands import NAMES, Operands, layouts
 from backends.problem import GemmProblem
 from backends.resources import Resources
 
@@ -242,9 +241,7 @@ def triton_launches(
 
 def _triton_launch(config: TritonConfig, request: Request, step: Step, arch: GpuArch) -> DescribedLaunch:
     compiled, problem = step.description, config.product.problem
-    pointers: dict[str, Fill | int] = {
-        name: Fill(name) if name in layouts(problem) else 0 for name in OPERANDS
-    }
+    pointers: dict[str, Fill | int] = {name: Fill(name) if name in layouts(problem) else 0 for name in NAMES}
     partial: Fill | int = Fill(WORKSPACE) if config.partial_bytes else 0
     values = config.arguments(step.entry, pointers, partial, problem.scalars)
     scalars, whole = scalars_of(problem), config.product.out_integer

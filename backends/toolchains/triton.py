@@ -38,6 +38,7 @@ _ROOT = Path(__file__).parents[2]
 _SOURCES = (
     "backends/kernels/triton/kernels.py",
     "backends/kernels/triton/framework_kernels.py",
+    "backends/kernels/triton/weight_kernels.py",
     "backends/kernels/triton/description.py",
     "backends/toolchains/triton_worker.py",
 )

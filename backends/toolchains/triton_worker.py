@@ -41,10 +41,10 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
-    from backends.kernels.triton import framework_kernels, kernels  # noqa: PLC0415
+    from backends.kernels.triton import framework_kernels, kernels, weight_kernels  # noqa: PLC0415
 
-    home = kernels if hasattr(kernels, request["kernel"]) else framework_kernels
-    function = getattr(home, request["kernel"])
+    homes = (kernels, framework_kernels, weight_kernels)
+    function = next(getattr(home, request["kernel"]) for home in homes if hasattr(home, request["kernel"]))
     signature = {name: str(kind) for name, kind in request["signature"]}
     constants = request["constants"]
     order = list(function.arg_names)

@@ -28,6 +28,7 @@ WEIGHTS = (
     "dequant-gemv",
     "dequant-mfma",
     "dequant-wmma",
+    "triton-dequant",
 )
 BYTES = ("bytes-ring", "bytes-tile-mma")
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
@@ -87,12 +88,21 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
     split = entries["triton-split-k"]
     assert (split.language, split.vendors) == ("Triton", ("cuda", "hip"))
-    assert set(split.input_types) == {"fp32", "fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "tf32"}
+    assert set(split.input_types) == {
+        "fp32", "fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz", "tf32",
+    }  # fmt: skip
     blocks = entries["triton-block-fp8"]
     assert blocks.files == ("backends/kernels/triton/framework_kernels.py",)
     assert blocks.input_types == ("fp8_e4m3", "fp8_e4m3_fnuz")
     moe = entries["triton-fused-moe"]
     assert (moe.vendors, moe.files) == (("cuda", "hip"), blocks.files)
+    dequant = entries["triton-dequant"]
+    assert (dequant.vendors, dequant.files) == (
+        ("cuda", "hip"), ("backends/kernels/triton/weight_kernels.py",),
+    )  # fmt: skip
+    assert dequant.input_types == (
+        "int4 weights", "uint4 weights", "int8 weights", "fp4_e2m1 weights",
+    )  # fmt: skip
     assert entries["triton-inductor-mm"].input_types == ("fp16", "bf16")
     assert entries["packed"].space is None, "cache blocks are any numbers"
     assert entries["packed"].input_types == ("fp64", "fp32", "fp16", "bf16", "int8")

@@ -15,6 +15,7 @@ from backends.kernels.triton.family import LIBRARY
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.protocol import SpacedFamily
 from backends.solution import Solution
+from tests.backends.weight_samples import weights
 
 TRITON = {LIBRARY: "3.6.0"}
 ENVIRONMENTS = {
@@ -33,6 +34,8 @@ PROBLEMS = {
     "batch": from_bmm(9, 16, 24, 32, "bf16"),
     "blocks": from_linear(64, 512, 512, "fp8_e4m3", **BLOCKS),
     "fnuz": from_linear(64, 512, 512, "fp8_e4m3_fnuz", **BLOCKS),
+    "int8": from_linear(64, 512, 512, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
+    "weights": weights(16, 512, 512, zero_b="eight"),
 }
 
 

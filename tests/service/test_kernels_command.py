@@ -81,7 +81,8 @@ def test_a_family_that_cannot_be_compiled_here_says_why(monkeypatch: pytest.Monk
     assert done.exit_code == 0
     assert (
         "not compiled here for cuda: triton-gemm, triton-split-k, triton-persistent, triton-block-fp8, "
-        "triton-inductor-mm, triton-fused-moe: Triton is not installed; pip install 'gemmtune[triton]'\n"
+        "triton-inductor-mm, triton-fused-moe, triton-dequant: Triton is not installed; "
+        "pip install 'gemmtune[triton]'\n"
     ) in done.stdout
     found = {family["name"]: family["missing"] for family in answer()["families"]}
     assert found["gemv"]["cuda"] is None

@@ -106,6 +106,7 @@ struct DequantRings {
             char* const slot = weights + ring.place * kSlot;
             wait_phase(&free_weights[ring.place], ring.parity);
             if (copier == 0 && lane_index() == 0) {
+                order_before_copies();  // consumers read the slot by loads, which the barrier alone does not order
                 expect_bytes(done, kWeights);
                 copy_box(slot, &all.maps[0], chunk * kMapLine, row, 0, done);
             }

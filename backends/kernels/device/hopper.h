@@ -143,6 +143,7 @@ template <typename T, int N>
 GEMMTUNE_DEVICE void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
     WgmmaHeld<T, N>::issue(d, a, b);
 }
+GEMMTUNE_DEVICE void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 GEMMTUNE_DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 GEMMTUNE_DEVICE void store_columns(void* column, const unsigned (&in)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"

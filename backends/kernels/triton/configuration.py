@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from backends.archs import GpuArch
 from backends.kernels.launch import KernelLaunch
@@ -72,16 +72,18 @@ class TritonConfig:
     instruction: int | None = None
     #: Whether its kernels wait for the previous launch themselves.
     waits: ClassVar[bool] = True
+    #: How the kernel sees a problem.
+    oriented: ClassVar[type[TritonOrientedGemm]] = TritonOrientedGemm
 
     @classmethod
-    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> TritonConfig:
+    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> Self:
         """The configuration of well-formed parameters of any of the families."""
 
         def number(name: str) -> int:
             return int(values[name] or 0)
 
         return cls(
-            TritonOrientedGemm(problem, bool(values["swap"])),
+            cls.oriented(problem, bool(values["swap"])),
             number("block_m"), number("block_n"), number("block_k"), number("group_m"),
             number("num_warps"), number("num_stages"),
             slices=number("split_k") if "split_k" in values else 1,
@@ -188,11 +190,17 @@ class TritonConfig:
 
     # ---- compiling -------------------------------------------------------------------------------
 
-    def requests(self, arch: GpuArch) -> dict[str, Request]:
-        """The compiler requests for an architecture, by entry."""
-        kernel = "gemm" if self.programs_per_unit is None else "descriptor" if self.tma else "persistent"
+    @property
+    def main_kernel(self) -> str:
+        """The function of the first launch."""
+        if self.programs_per_unit is None:
+            return "gemm"
+        return "descriptor" if self.tma else "persistent"
+
+    def constants_for(self, arch: GpuArch) -> dict[str, Constant]:
+        """Values of the compile-time constants; a kernel has some of them."""
         p = self.product
-        constants: dict[str, Constant] = {
+        return {
             "A_ALONG_K": p.a_along_k,
             "B_ALONG_K": p.b_along_k,
             "D_ALONG_N": not p.swapped,
@@ -212,10 +220,14 @@ class TritonConfig:
             "DEPENDENT": arch.dependent_launches,
             "FLATTEN": self.flatten,
         }
+
+    def requests(self, arch: GpuArch) -> dict[str, Request]:
+        """The compiler requests for an architecture, by entry."""
+        p, constants = self.product, self.constants_for(arch)
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if self.instruction is not None:
             options[INSTRUCTION] = self.instruction
-        found = {MAIN: request(p, kernel, constants, options, arch)}
+        found = {MAIN: request(p, self.main_kernel, constants, options, arch)}
         if self.slices > 1:
             rows, columns = self.reduce_block
             constants |= {
@@ -265,7 +277,7 @@ class TritonConfig:
         `partial` is the workspace."""
         found = self.product.arguments(pointers, scalars)
         found |= {"partial": partial, "slice_steps": self.slice_steps, "slices": self.slices}
-        return [found[name] for name in PARAMETERS["reduce" if entry == REDUCE else "gemm"]]
+        return [found[name] for name in PARAMETERS[_like("reduce" if entry == REDUCE else self.main_kernel)]]
 
 
 def _up(size: int) -> int:
@@ -288,6 +300,10 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
         *(name for name in POINTERS if name not in ("a", "b")), "partial", "M", "N", "batch",
         "ldc", "ldd", "stride_c", "stride_d", "alpha", "beta", "slices",
     ),
+    "dequant_gemm": (
+        "a", "b", "c", "d", "bias", "scales", "zeros", "partial", "M", "N", "K", "lda", "ldb", "ldc", "ldd",
+        "alpha", "beta", "slice_steps",
+    ),
     "block_scaled": ("a", "b", "d", "scale_a", "scale_b", "M", "N", "K", "lda", "ldb", "ldd"),
     "inductor_mm": ("a", "b", "d"),
     "fused_moe": ("a", "b", "d", "offsets", "M", "N", "K", "row_blocks", "lda", "ldb", "ldd", "stride_b"),
@@ -306,6 +322,10 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "reduce": (
         "D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N", "DEPENDENT",
     ),
+    "dequant_gemm": (
+        "WEIGHTS_FIRST", "FORMAT", "ZERO", "GROUP", "SCALED", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE",
+        *_EPILOGUE[1:7], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "DEPENDENT",
+    ),
     "block_scaled": ("ONE_ROW", "WIDE", "SCALED_N", "SCALED_K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"),
     "inductor_mm": (
         "M", "N", "K", "STRIDE_AM", "STRIDE_AK", "STRIDE_BK", "STRIDE_BN", "LDD", "WIDE", "EVEN_K",
@@ -318,6 +338,11 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def _like(kernel: str) -> str:
+    """The kernel whose parameters a kernel has."""
+    return kernel if kernel in PARAMETERS else "gemm"
+
+
 def request(
     product: TritonOrientedGemm,
     kernel: str,
@@ -326,7 +351,7 @@ def request(
     arch: GpuArch,
 ) -> Request:
     """The request for a kernel; `constants` may hold more than it has."""
-    like = kernel if kernel in PARAMETERS else "gemm"
+    like = _like(kernel)
     names = (*CONSTANTS[like], "FLATTEN") if kernel in ("persistent", "descriptor") else CONSTANTS[like]
     signature = tuple((name, product.type_of(name)) for name in PARAMETERS[like])
     known = {name: product.divisibility(name) for name in PARAMETERS[like]}

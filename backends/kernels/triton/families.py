@@ -8,6 +8,7 @@ from typing import ClassVar
 from backends.environment import Environment
 from backends.kernels.legality import arch_of
 from backends.kernels.triton.configuration import TritonConfig
+from backends.kernels.triton.dequant import TritonDequant
 from backends.kernels.triton.family import TILE, TritonFamily, Values
 from backends.kernels.triton.framework_families import TritonBlockFp8, TritonInductorMm
 from backends.kernels.triton.fused_moe import TritonFusedMoe
@@ -83,6 +84,6 @@ FAMILIES: Mapping[str, TritonFamily] = {
     family.name: family
     for family in (
         TritonGemm(), TritonSplitK(), TritonPersistent(), TritonBlockFp8(), TritonInductorMm(),
-        TritonFusedMoe(),
+        TritonFusedMoe(), TritonDequant(),
     )
 }  # fmt: skip

@@ -63,6 +63,10 @@ class TritonFamily(ABC):
         """The configuration of a solution's well-formed parameters."""
         return TritonConfig.of(problem, parameters)
 
+    def tile_config(self, problem: GemmProblem, values: Values) -> TritonConfig:
+        """The configuration of a tile's values, by TritonConfig's names."""
+        return TritonConfig.of(problem, values)
+
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """Legal candidates, likeliest first, at most MOST_CANDIDATES."""
         if self.unsupported(problem) or self.unsupported_arch(problem, environment):
@@ -107,7 +111,7 @@ class TritonFamily(ABC):
             yield self._solution(problem, values, environment)
 
     def _solution(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution:
-        one = TritonConfig.of(problem, values)
+        one = self.tile_config(problem, values)
         size = one.partial_bytes + one.scratch_bytes(environment.units)
         return Solution(self.name, self.version, values, environment.libraries.get(LIBRARY), size, True)
 
@@ -120,7 +124,7 @@ class TritonFamily(ABC):
                 made
                 for made in self.adopt(problem, values, split, environment)
                 if self.illegal(problem, self._solution(problem, made, environment), environment) is None
-                and holds(TritonConfig.of(problem, made), environment)
+                and holds(self.tile_config(problem, made), environment)
             )
             yield from islice(legal, 1)
 
@@ -142,7 +146,7 @@ class TritonFamily(ABC):
 
     def _expected(self, problem: GemmProblem, values: Values) -> TritonConfig:
         """The configuration whose time is estimated for a tile's values."""
-        return TritonConfig.of(problem, values)
+        return self.tile_config(problem, values)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""
@@ -178,7 +182,7 @@ class TritonFamily(ABC):
                     "block_m": bm, "block_n": bn, "block_k": bk, "group_m": 8, "num_warps": warps,
                     "num_stages": stages, "swap": swap, **extra,
                 }  # fmt: skip
-                one = TritonConfig.of(problem, {**values, **dict.fromkeys(self._extra(), 1)})
+                one = self.tile_config(problem, {**values, **dict.fromkeys(self._extra(), 1)})
                 # Stages beyond the number of steps would stay empty.
                 if holds(one, environment) and stages <= max(2, one.steps):
                     yield values

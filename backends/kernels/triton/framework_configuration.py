@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from backends.archs import GpuArch
 from backends.grouping import counts_of, draws_of, scaled_blocks
@@ -41,7 +41,7 @@ class FrameworkConfig(TritonConfig):
     waits: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> FrameworkConfig:
+    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> Self:
         """The configuration of well-formed parameters, by TritonConfig's names. AMD's options of 0 leave the
         choice to the compiler, which is what Triton does without them."""
         given = {name: int(values[name] or 0) for name in AMD_OPTIONS if values.get(name)}

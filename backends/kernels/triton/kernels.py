@@ -158,6 +158,24 @@ def finish(
 
 
 @triton.jit
+def store_sums(
+    total, rm, rn, index, partial, M, N, batch, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile's sums over program_id(1)'s slice of k: `partial` is [slices, batch, D's rows, D's
+    contiguous dimension]."""
+    partial += (tl.program_id(1).to(tl.int64) * batch + index) * M * N
+    if D_ALONG_N:
+        at = rm[:, None] * N + rn[None, :]
+    else:
+        at = rn[None, :] * M + rm[:, None]
+    if EVEN_M and EVEN_N:
+        tl.store(partial + at, total)
+    else:
+        tl.store(partial + at, total, mask=(rm < M)[:, None] & (rn < N)[None, :])
+
+
+@triton.jit
 def gemm(
     a, b, c, d, bias, scale_a, scale_b, scale_d, partial, M, N, K, batch, lda, ldb, ldc, ldd,
     stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
@@ -169,8 +187,8 @@ def gemm(
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile per program: program_id(0) is the tile among those of the whole batch, program_id(1) the slice
-    of k. SPLIT: the slice's sums go to `partial`, [slices, batch, D's rows, D's contiguous dimension]; those
-    of an empty slice are zero. Otherwise one slice is all of k, and the epilogue follows."""
+    of k. SPLIT: the slice's sums go to `partial` (store_sums); those of an empty slice are zero. Otherwise
+    one slice is all of k, and the epilogue follows."""
     if DEPENDENT:
         gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -190,15 +208,7 @@ def gemm(
     if SPLIT:
         if DEPENDENT:
             gdc_launch_dependents()
-        partial += (tl.program_id(1).to(tl.int64) * batch + index) * M * N
-        if D_ALONG_N:
-            at = rm[:, None] * N + rn[None, :]
-        else:
-            at = rn[None, :] * M + rm[:, None]
-        if EVEN_M and EVEN_N:
-            tl.store(partial + at, total)
-        else:
-            tl.store(partial + at, total, mask=(rm < M)[:, None] & (rn < N)[None, :])
+        store_sums(total, rm, rn, index, partial, M, N, batch, D_ALONG_N, EVEN_M, EVEN_N)
     else:
         finish(
             total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,

@@ -21,8 +21,9 @@ from backends.solution import Parameter, Solution
 #: floats; and with the tensor memory accelerator.
 OLDEST, OLDEST_FP8, OLDEST_TMA = 80, 89, 90
 #: Prefixes of AMD's architectures with matrix instructions for 16-bit floats and int8; for OCP's 8-bit floats
-#: (others would emulate them); for single precision; for TF32 (xf32).
+#: and for FNUZ ones (others would emulate them); for single precision; for TF32 (xf32).
 GFX, _GFX_FP8 = ("gfx90a", "gfx942", "gfx950", "gfx11", "gfx12"), ("gfx950", "gfx12")
+_GFX_FNUZ = ("gfx942",)
 _GFX_FP32, _GFX_TF32 = ("gfx90a", "gfx942", "gfx950"), ("gfx942",)
 #: Tile indices are 32 bits wide, and a persistent program's index goes beyond the last tile.
 MOST_TILES = 2**30
@@ -37,7 +38,7 @@ MOST_SUMS = 128
 _LEAST_K = {1: 32, 2: 16, 4: 16}
 
 _FLOATS = ("fp32", "fp16", "bf16")
-_FP8 = ("fp8_e4m3", "fp8_e5m2")
+_FP8, _FNUZ = ("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
 #: Input type -> (compute types, types of D and C).
 _TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bf16": (("fp32",), ("bf16", "fp32")),
@@ -45,6 +46,7 @@ _TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fp32": (("tf32", "fp32"), ("fp32",)),
     "int8": (("int32",), ("int32", *_FLOATS)),
     **dict.fromkeys(_FP8, (("fp32",), (*_FLOATS, *_FP8))),
+    **dict.fromkeys(_FNUZ, (("fp32",), _FLOATS)),
 }
 
 
@@ -53,7 +55,8 @@ def unsupported(p: GemmProblem) -> str | None:
     if (broken := ungrouped(p)) is not None:
         return broken
     kinds = _TYPES.get(p.dtype_a)
-    if kinds is None or p.compute not in kinds[0] or (p.dtype_b not in _FP8 and p.dtype_b != p.dtype_a):
+    mixed = any({p.dtype_a, p.dtype_b} <= set(formats) for formats in (_FP8, _FNUZ))
+    if kinds is None or p.compute not in kinds[0] or not (mixed or p.dtype_b == p.dtype_a):
         return f"no Triton kernel multiplies {p.dtype_a} x {p.dtype_b} in {p.compute}"
     if p.dtype_d not in kinds[1] or p.dtype_c not in kinds[1]:
         return f"no Triton kernel for {p.dtype_a} has a C of {p.dtype_c} or a D of {p.dtype_d}"
@@ -63,8 +66,10 @@ def unsupported(p: GemmProblem) -> str | None:
     if p.bias is not None and p.bias not in (("int32", "int8") if whole else _FLOATS):
         return f"no Triton kernel adds a bias of {p.bias} to {p.dtype_d}"
     scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
-    if scaled and (p.compute == "int32" or p.scale_dtype != "fp32"):
-        return f"scales are fp32 and of floating-point inputs, not {p.scale_dtype} of {p.dtype_a}"
+    if scaled and p.scale_dtype != "fp32":
+        return f"scales are fp32 here, not {p.scale_dtype}"
+    if scaled and whole:
+        return "scaled sums are fractions: a product with scales has a D of fp32, fp16 or bf16, not int32"
     if not {p.scale_a, p.scale_b} <= {"none", "tensor", "outer"}:
         return f"scales are a tensor's or outer, not {p.scale_a} and {p.scale_b}"
     if max(p.m, p.n, p.k) > MOST_SIZE:
@@ -79,6 +84,8 @@ def unsupported_arch(p: GemmProblem, environment: Environment) -> str | None:
     here = capability(environment)
     if environment.vendor != "cuda" or here < OLDEST:
         return f"the Triton kernels are compiled for sm_{OLDEST} and later, not {environment.arch}"
+    if p.dtype_a in _FNUZ:
+        return f"{p.dtype_a} is a format of {' and '.join(_GFX_FNUZ)}, not of {environment.arch}"
     if p.dtype_a in _FP8 and here < OLDEST_FP8:
         return f"8-bit floats are multiplied from sm_{OLDEST_FP8} on, not by {environment.arch}"
     if p.compute == "fp32" and p.dtype_a == "fp32":
@@ -91,6 +98,8 @@ def _unsupported_gfx(p: GemmProblem, arch: str) -> str | None:
         return f"the Triton kernels are compiled for {', '.join(GFX)}, not {arch}"
     if p.dtype_a in _FP8 and not arch.startswith(_GFX_FP8):
         return f"OCP's 8-bit floats are multiplied by {' and '.join(_GFX_FP8)}, not by {arch}"
+    if p.dtype_a in _FNUZ and not arch.startswith(_GFX_FNUZ):
+        return f"FNUZ's 8-bit floats are multiplied by {' and '.join(_GFX_FNUZ)}, not by {arch}"
     if p.dtype_a in _FP8 and p.dtype_b != p.dtype_a and arch.startswith("gfx12"):
         return f"Triton does not multiply {p.dtype_a} x {p.dtype_b} for {arch}: A and B have one type"
     if p.compute == "tf32" and not arch.startswith(_GFX_TF32):

@@ -20,10 +20,12 @@ from backends.problem import GemmProblem
 TRITON_TYPES: Mapping[str, str] = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8_e4m3": "fp8e4nv", "fp8_e5m2": "fp8e5",
     "fp8_e4m3_fnuz": "fp8e4b8", "fp8_e5m2_fnuz": "fp8e5b16", "int8": "i8", "int32": "i32",
+    "int4": "u8", "uint4": "u8", "fp4_e2m1": "u8", "fp8_e8m0": "u8",
 }  # fmt: skip
 POINTERS = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
-#: Every operand that a kernel may have: the last is a grouped product's.
-OPERANDS = (*POINTERS, "offsets")
+#: Every operand that a kernel may have: scales and zeros are of quantised weights, the last is a grouped
+#: product's.
+OPERANDS = (*POINTERS, "scales", "zeros", "offsets")
 _LEADING = ("lda", "ldb", "ldc", "ldd")
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
 #: Triton makes no use of larger divisors: 16 bytes is the widest load.

@@ -284,7 +284,7 @@ def test_families_in_the_order_of_a_search() -> None:
     ]  # fmt: skip
     triton = [
         "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",
-        "triton-fused-moe",
+        "triton-fused-moe", "triton-dequant",
     ]  # fmt: skip
     assert list(found) == [*libraries, *triton, "tile-wgmma-padded", *own]
     assert all(found[name].name == name for name in found)

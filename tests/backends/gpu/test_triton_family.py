@@ -36,6 +36,7 @@ from tests.backends.kernels.triton.framework_samples import (
     grouped,
     scaled_grouped,
 )
+from tests.backends.weight_samples import every_kind, mxfp4, weights
 
 ENVIRONMENT = replace(BARE, libraries={"triton": "3.6.0"})
 BY_NAME = {family.name: family for family in triton_families(Triton())}
@@ -49,6 +50,7 @@ OF = {
     "triton-block-fp8": block_scaled(300, 512, 640),
     "triton-inductor-mm": from_linear(300, 500, 700, "bf16"),
     "triton-fused-moe": grouped(300, 512, 640, 5),
+    "triton-dequant": weights(300, 512, 640, zero_b="uint4"),
 }
 OPERANDS = Operands(0x1000, 0x2000, 0x3000, 0x4000, 0, 1.5, -0.5)
 
@@ -206,6 +208,28 @@ def test_a_frameworks_kernel_is_launched_after_the_one_before(
     assert not launched.dependent
 
 
+def test_quantised_weights_have_scales_and_zero_points(device: NullDevice, tmp_path: Path) -> None:
+    """The activation is the kernel's A; the weights, whose leading dimension is in bytes, are its B."""
+    problem, name = OF["triton-dequant"], "triton-dequant"
+    one = Solution(name, 1, {**TILE, "split_k": 2}, "3.6.0")
+    requests = FAMILIES[name].config(problem, one.parameters).requests(GPU_ARCHS["sm_90"])
+    kernels = {
+        entry: Compiled(b"code", Description(request.kernel, 128, 1000, 0, 1, 0, request.parameters, 90, 0))
+        for entry, request in requests.items()
+    }
+    write(tmp_path / "one.zip", "sm_90", "triton 3.6.0", kernels)
+    loaded = BY_NAME[name].load(problem, one, tmp_path / "one.zip", device)
+    operands = Operands(0x1000, 0x2000, 0, 0x4000, 0, 1.0, 0.0, scale_a=0x6000, zero_a=0x7000)
+    loaded.bind(operands, 0x10000)()
+    first, second = device.launches
+    assert first.values == [
+        0x2000, 0x1000, 0, 0x4000, 0, 0x6000, 0x7000, 0x10000, 300, 512, 640, 640, 320, 512, 512, 1.0, 0.0, 5,
+        0x10000 + loaded.workspace_bytes, 0,
+    ]  # fmt: skip
+    assert (first.grid, second.entry) == ((5 * 8, 2, 1), "reduce")
+    assert first.dependent
+
+
 def test_shared_memory(device: NullDevice, tmp_path: Path) -> None:
     load(tmp_path, device, solution(), shared_bytes=100_000)
     assert ("allow_shared", "gemm", 100_000) in device.driver.log
@@ -277,6 +301,7 @@ def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
                     "triton-split-k": from_linear(16, 4096, 4096, "bf16"),
                     "triton-block-fp8": block_scaled(512, 4096, 4096),
                     "triton-fused-moe": grouped(512, 4096, 4096, 8),
+                    "triton-dequant": weights(512, 4096, 4096, zero_b="uint4"),
                 }.get(name, from_linear(512, 4096, 4096, "bf16")),
             )
             for name in FAMILIES
@@ -308,6 +333,8 @@ TYPES = [
     from_linear(300, 512, 4096, "fp8_e4m3", dtype_d="fp8_e4m3", scale_d="tensor", fast_accumulation=True),
     from_linear(300, 512, 4096, "fp8_e5m2", dtype_d="fp16"),
     from_linear(300, 512, 640, "int8"), from_linear(300, 512, 640, "int8", dtype_d="bf16"),
+    from_linear(300, 512, 640, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer", bias="bf16"),
+    from_linear(16, 4096, 4096, "int8", dtype_d="fp16", scale_a="tensor", scale_b="outer"),
     *(block_scaled(300, 500, 700, dtype_d=kind) for kind in ("bf16", "fp16", "fp32")),
     block_scaled(1, 4096, 7168), block_scaled(64, 2112, 7168), block_scaled(2048, 1536, 1536),
 ]  # fmt: skip
@@ -318,6 +345,13 @@ EPILOGUES = [
 LAYOUTS = [
     from_blas(300, 500, 700, kind, trans_a=a, trans_b=b, lda=lda)
     for kind in ("bf16", "tf32") for a in "NT" for b in "NT" for lda in (None, 720)
+]  # fmt: skip
+WEIGHTS = [
+    *every_kind(40, 136, 640),
+    *every_kind(40, 136, 640, dtype_a="fp16", scale_dtype="fp16")[:-1],  # no MXFP4 by fp16
+    weights(1, 4096, 4096, zero_b="uint4"), weights(300, 512, 1056, zero_b="shift", scale_b="block_1x32"),
+    weights(257, 513, 1026, zero_b="eight", scale_b="outer", scale_dtype="fp32", bias="fp32", beta=1.0),
+    weights(33, 131, 259, "int8", scale_b="outer", alignment=1), mxfp4(70, 131, 2880, ldb=2882, alignment=2),
 ]  # fmt: skip
 SHAPES = [
     from_linear(1, 4096, 4096, "bf16"), from_linear(16, 4096, 4096, "bf16"),
@@ -348,7 +382,7 @@ def gpu(cache: BinaryCache) -> Any:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("problem", [*TYPES, *EPILOGUES, *LAYOUTS, *SHAPES], ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", [*TYPES, *EPILOGUES, *LAYOUTS, *WEIGHTS, *SHAPES], ids=lambda p: p.id)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_verified_on_a_gpu(name: str, problem: GemmProblem, cache: BinaryCache, gpu: Any) -> None:
     from tuners.inputs import applicable, cases

@@ -38,7 +38,7 @@ SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
 ON_MATRIX_CORES = {
     *OF["mfma"], *OF["wmma"], "triton-gemm", "triton-split-k",
-    "triton-persistent", BLOCK_FP8, "triton-inductor-mm", "triton-fused-moe",
+    "triton-persistent", BLOCK_FP8, "triton-inductor-mm", "triton-fused-moe", "triton-dequant",
 }  # fmt: skip
 PREFIX = {"mfma": "v_mfma_", "wmma_gfx11": "v_wmma_", "wmma_gfx12": "v_wmma_"}
 #: Architectures for which `make test` compiles every family: one with MFMA and one with WMMA. For the others

@@ -14,9 +14,11 @@ from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import GemmArgs
+from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
 from backends.packages.launches import Fill, kernel_argument
 from backends.packages.package import operands_of
+from backends.toolchains.triton import missing as triton_missing
 from tests.backends.kernels.emulator.host import H200
 from tests.backends.kernels.samples import SM_90
 from tests.backends.weight_samples import weights
@@ -71,6 +73,32 @@ def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_p
         stored = ["zero_a"] if problem.zero_a == "uint4" else []
         assert list(row.operands) == ["a", "b", "d", "scale_a", *stored]
         assert {fill.name for fill in row.launches[0].fills} - {"workspace"} == set(row.operands)
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(triton_missing() is not None, reason=str(triton_missing()))
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("zero", ["uint4", "eight"])
+def test_a_bundle_carries_tritons_kernel(arch: str, zero: str, cache: BinaryCache, tmp_path: Path) -> None:
+    gemmtune = pytest.importorskip("gemmtune")
+    found, family = environment_of(arch), TRITON_FAMILIES["triton-dequant"]
+    problem = weights(3, 520, 4096, zero_b=zero)
+    solution = next(one for one in family.solutions(problem, found) if one.parameters["split_k"] != 1)
+    path = tmp_path / "triton.gtb"
+    with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
+        builder.add(describe_row(Measured(problem, solution, found, _VERDICT), arch, cache))
+        builder.write(path)
+    row = gemmtune.load(path).best(
+        m=3, n=520, k=4096, dtype="bf16", dtype_b="uint4", trans_b=True,
+        scaling={"b": "group_128", "dtype": "bf16", "zero_b": zero},
+    )  # fmt: skip
+    assert row is not None
+    stored = ["zero_a"] if zero == "uint4" else []
+    assert list(row.operands) == ["a", "b", "d", "scale_a", *stored]
+    first, second = row.launches
+    assert first.grid == family.config(problem, solution.parameters).grid(found.units)
+    assert {fill.name for fill in first.fills} >= {"a", "b", "scale_a", *stored, "workspace"}
+    assert {"workspace", "d"} <= {fill.name for fill in second.fills}
 
 
 @pytest.mark.compiler

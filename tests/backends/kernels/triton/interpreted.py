@@ -1,9 +1,11 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
 Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "arch": sm_90 or gfx942,
-"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups}; one line comes back
-for each: {"wrong": words or "", "cases": names}. With ends a grouped product is computed once with these in
-place of its own, which may lead out of its rows.
+"mistake": null or ["function", "text", "wrong text"], "ends": null or those of groups, "scale": null or
+[row of the weights, group of k, number]}; one line comes back for each: {"wrong": words or "", "cases":
+names}. With ends a grouped product is computed once with these in place of its own, which may lead out of its
+rows. With a scale a product of quantised weights is computed once with this one in place of its own, and
+"cases" are the rows of weights that have NaN, with how many.
 Needs TRITON_INTERPRET=1 and torch.
 """
 
@@ -38,7 +40,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.solution import Solution
 from backends.traits import HOST_TRAITS
-from tuners.inputs import applicable, cases
+from tuners.inputs import applicable, cases, host_inputs
 from tuners.verify import Verifier
 
 #: Few multiprocessors: persistent programs then have many tiles each.
@@ -52,7 +54,8 @@ ENVIRONMENTS = {
 #: A kernel's architecture -> that which it is interpreted for. What waits for the launch before (DEPENDENT)
 #: from sm_90 on is assembly, which nobody interprets.
 _INTERPRETED_FOR = {"sm_90": "sm_80", "gfx942": "gfx942"}
-_SOURCES = ("kernels.py", "framework_kernels.py")
+#: The first has names that it takes from the second.
+_SOURCES = ("weight_kernels.py", "kernels.py", "framework_kernels.py")
 
 
 def load_kernels(folder: str, mistake: list[str] | None) -> SimpleNamespace:
@@ -83,19 +86,20 @@ def _load(folder: str, source: str) -> ModuleType:
 
 TORCH = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e5": torch.float8_e5m2, "fp8e4b8": torch.float8_e4m3fnuz, "i8": torch.int8, "i32": torch.int32,
+    "fp8e5": torch.float8_e5m2, "fp8e4b8": torch.float8_e4m3fnuz, "fp8e5b16": torch.float8_e5m2fnuz,
+    "i8": torch.int8, "i32": torch.int32, "u8": torch.uint8,
 }  # fmt: skip
 #: Triton's name of a float -> ours.
 FORMATS = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e5": "fp8_e5m2",
-    "fp8e4b8": "fp8_e4m3_fnuz",
+    "fp8e4b8": "fp8_e4m3_fnuz", "fp8e5b16": "fp8_e5m2_fnuz",
 }  # fmt: skip
 
 
 def mend_interpreter() -> None:
     """What the interpreter of Triton 3.6 gets wrong: it multiplies bf16 by its bits, cuts bits off where it
     should round to nearest, makes an integer of an array of one element, which NumPy 2.4 refuses, and forgets
-    one 8-bit float of AMD's where it names types."""
+    AMD's 8-bit floats where it names types."""
     builder, multiply = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
@@ -128,7 +132,8 @@ def mend_interpreter() -> None:
         to_ir = lang.dtype.to_ir
 
         def named(kind: Any, builder: Any) -> Any:
-            return builder.get_fp8e4b8_ty() if kind.name == "fp8e4b8" else to_ir(kind, builder)
+            known = {"fp8e4b8": builder.get_fp8e4b8_ty, "fp8e5b16": builder.get_fp8e5b16_ty}
+            return known[kind.name]() if kind.name in known else to_ir(kind, builder)
 
         scope.set_attr(lang.dtype, "to_ir", named)
 
@@ -152,8 +157,8 @@ class Interpreted:
         one, found = self._one, layouts(self._one.product.problem)
         product = one.product
         pointers = {}
-        for name in OPERANDS:
-            kind = TORCH[product.pointer_type(product.own(name))[1:]]
+        for own in OPERANDS:
+            name, kind = product.own(own), TORCH[product.pointer_type(own)[1:]]
             if name in found:
                 pointers[name] = _tensor(getattr(operands, name), found[name].bytes, kind)
             else:  # of memory of its own: the interpreter takes equal addresses for one tensor
@@ -178,9 +183,12 @@ class Interpreted:
 
 def _tensor(address: int, size: int, kind: Any) -> Any:
     """The memory at an address as a tensor."""
-    size -= size % kind.itemsize
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-    return torch.from_numpy(raw).view(kind)
+    return torch.from_numpy(_bytes(address, size - size % kind.itemsize)).view(kind)
+
+
+def _bytes(address: int, size: int) -> Any:
+    """The memory at an address as an array."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 class HostMemory:
@@ -248,6 +256,27 @@ def run_with_ends(
     return {"wrong": f"rows {wrong} are off" if wrong else "", "cases": ["ends"]}
 
 
+def run_with_scale(
+    problem: GemmProblem, solution: Solution, scale: list[float], kernels: SimpleNamespace, here: Environment
+) -> dict[str, Any]:
+    """What is NaN in D where one scale of the weights is another number."""
+    row, group, number = scale
+    given, shapes = host_inputs(problem, 3, "normal"), layouts(problem)
+    given["scale_a"].reshape(problem.m, -1)[int(row), int(group)] = number
+    buffers = {name: HostBuffer(layout.bytes) for name, layout in shapes.items()}
+    views = {
+        name: layout.view(_bytes(buffers[name].address, layout.bytes).view(layout.dtype.storage))
+        for name, layout in shapes.items()
+    }
+    for name, array in given.items():
+        views[name][...] = array
+    config = FAMILIES[solution.family].config(problem, solution.parameters)
+    operands = Operands.at({name: one.address for name, one in buffers.items()}, problem.scalars)
+    Interpreted(config, kernels, here.arch).bind(operands, 0)()
+    counts = np.isnan(views["d"][0].astype(np.float32)).sum(axis=0)
+    return {"wrong": "", "cases": [[int(at), int(counts[at])] for at in np.flatnonzero(counts)]}
+
+
 def main() -> None:
     """Answers each line."""
     mend_interpreter()
@@ -264,6 +293,8 @@ def main() -> None:
                 found = {"wrong": rule, "cases": []}
             elif asked["ends"] is not None:
                 found = run_with_ends(problem, solution, asked["ends"], kernels, here)
+            elif asked["scale"] is not None:
+                found = run_with_scale(problem, solution, asked["scale"], kernels, here)
             else:
                 found = verify(problem, solution, seeds, kernels, here)
             print(json.dumps(found), flush=True)

@@ -3,18 +3,13 @@ leading dimensions, guard bands, alpha and beta beyond one."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
-from backends.solution import Solution
 from backends.toolchains.triton import missing
+from tests.backends.kernels.triton.asking import Asked, Mistake, line
 from tests.backends.kernels.triton.framework_samples import (
     BLOCKS,
     INDUCTOR,
@@ -26,9 +21,6 @@ from tests.backends.kernels.triton.framework_samples import (
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
-TILE: dict[str, Any] = {
-    "block_m": 32, "block_n": 64, "block_k": 32, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": False,
-}  # fmt: skip
 SPLIT, LOOP = {"split_k": 3}, {"programs_per_unit": 1, "flatten": True, "loads": "pointer"}
 TMA = {**LOOP, "loads": "tma"}
 
@@ -52,6 +44,41 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "int8": (from_bmm(3, 40, 70, 100, "int8", beta=2.0, alpha=2.0), {}),
     "int8 in slices": (from_linear(40, 70, 100, "int8", bias="int32", activation="relu"), SPLIT),
     "int8 to bf16": (from_linear(40, 70, 100, "int8", dtype_d="bf16"), LOOP),
+    "int8, scales of rows": (
+        from_linear(
+            40, 70, 128, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer", bias="bf16",
+            activation="silu",
+        ),
+        {},
+    ),
+    "int8, scales of tensors, in slices": (
+        from_linear(40, 70, 128, "int8", dtype_d="fp16", scale_a="tensor", scale_b="tensor", beta=1.0),
+        {**SPLIT, "swap": True},
+    ),
+    "int8, a scale of rows, persistent": (
+        from_bmm(3, 40, 70, 100, "int8", dtype_d="fp32", scale_a="outer", alpha=1.5), {**LOOP, "swap": True},
+    ),
+    "int8, scales of rows and of D": (
+        from_linear(
+            40, 70, 128, "int8", dtype_d="fp32", scale_a="tensor", scale_b="outer", scale_d="tensor",
+            beta=2.0,
+        ),
+        {"swap": True},
+    ),
+    "FNUZ, scales of rows": (
+        from_linear(
+            40, 70, 128, "fp8_e4m3_fnuz", dtype_d="bf16", scale_a="outer", scale_b="outer", bias="bf16",
+        ),
+        {},
+    ),
+    "FNUZ, both formats, in slices": (
+        from_linear(
+            40, 70, 128, "fp8_e4m3_fnuz", dtype_b="fp8_e5m2_fnuz", dtype_d="fp16", scale_a="outer",
+            scale_b="tensor",
+        ),
+        {**SPLIT, "swap": True},
+    ),
+    "FNUZ, persistent": (from_linear(40, 70, 128, "fp8_e5m2_fnuz", dtype_d="fp32", scale_b="outer"), LOOP),
     "fp8, scales of rows": (
         from_linear(
             40, 70, 128, "fp8_e4m3", dtype_b="fp8_e5m2", scale_a="outer", scale_b="outer", bias="bf16"
@@ -125,65 +152,10 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-_PROGRAM = [sys.executable, "-m", "tests.backends.kernels.triton.interpreted"]
-_INTERPRETED = {**os.environ, "TRITON_INTERPRET": "1"}
-
-
-Mistake = tuple[str, str, str]
-
-
-def _line(
-    problem: GemmProblem,
-    changed: dict[str, Any],
-    mistake: Mistake | None = None,
-    ends: list[int] | None = None,
-) -> str:
-    told = {"split_k": "triton-split-k", "flatten": "triton-persistent", "BLOCK_SIZE_M": "triton-block-fp8",
-            "BLOCK_M": "triton-inductor-mm"}  # fmt: skip
-    family = next((name for parameter, name in told.items() if parameter in changed), "triton-gemm")
-    family = "triton-fused-moe" if problem.groups else family
-    tile = TILE if family in ("triton-gemm", "triton-split-k", "triton-persistent") else {}
-    solution = Solution(family, 1, {**tile, **changed}, "3.6.0")
-    asked = {
-        "problem": problem.to_dict(), "solution": solution.to_dict(), "seeds": 1, "mistake": mistake,
-        "ends": ends, "arch": "gfx942" if problem.dtype_a.endswith("fnuz") else "sm_90",
-    }  # fmt: skip
-    return json.dumps(asked) + "\n"
-
-
-@pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """The program that interprets; torch is imported once."""
-    log = tmp_path_factory.mktemp("interpreter") / "log"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            _PROGRAM,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=_INTERPRETED,
-        ) as process,
-    ):
-
-        def ask(line: str) -> dict[str, Any]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(line)
-            process.stdin.flush()
-            told = process.stdout.readline()
-            assert told, log.read_text()[-3000:]
-            answer: dict[str, Any] = json.loads(told)
-            return answer
-
-        yield ask
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
+def test_right(name: str, interpreter: Asked) -> None:
     problem, changed = CASES[name]
-    answer = interpreter(_line(problem, changed))
+    answer = interpreter(line(problem, changed))
     assert answer["wrong"] == ""
     assert "exact" in answer["cases"]
     assert any(case.startswith("ragged") for case in answer["cases"]) or name == "one of each"
@@ -199,6 +171,7 @@ def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
         ("a batch, persistent", ("persistent", "index = (number // tiles)", "index = (number // tiles * 0)")),
         ("by descriptors", ("descriptor", "step * BLOCK_K])", "step * BLOCK_N])")),
         ("fp8, scales of rows", ("finish", "scale_b + rn", "scale_b + rn * 0")),
+        ("int8, scales of rows", ("finish", "scale_a + rm", "scale_a + rm * 0")),
         ("blocks of scales to bf16", ("block_scaled", "from_n // SCALED_N * blocks", "from_n * 0")),
         ("blocks of scales to bf16", ("block_scaled", "scale_a + from_m * blocks", "scale_a")),
         ("blocks of scales to fp16", ("block_scaled", "step * BLOCK_K // SCALED_K", "step * 0")),
@@ -228,9 +201,9 @@ def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
         ("groups, scales of rows to fp32", ("fused_moe_scaled", "(rn < N)[None", "(rn < N + 1)[None")),
     ],
 )
-def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Callable[[str], dict[str, Any]]) -> None:
+def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Asked) -> None:
     """The verification sees what it must see: sources with a mistake planted."""
-    wrong = interpreter(_line(*CASES[name], mistake))["wrong"]
+    wrong = interpreter(line(*CASES[name], mistake))["wrong"]
     assert "off" in wrong or "outside" in wrong or "changed" in wrong, wrong
 
 
@@ -241,22 +214,20 @@ def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Callable[[str
         [20, 400, 50, 2**31 - 1], [-5, 20, 20, 61], [-(2**31), 16, 17, 33], [60, 30, 60, 60],
     ],
 )  # fmt: skip
-def test_ends_that_only_the_device_knows(
-    ends: list[int], interpreter: Callable[[str], dict[str, Any]]
-) -> None:
+def test_ends_that_only_the_device_knows(ends: list[int], interpreter: Asked) -> None:
     """Whatever the ends are, rows before an end that is within the rows are of its group, and no row beyond
     the last end is written."""
     every = grouped(60, 40, 36, 4), scaled_grouped(60, 40, 36, 4), scaled_grouped(60, 40, 36, 4, of_rows=True)
     for problem in every:
-        assert interpreter(_line(problem, MOE, ends=ends))["wrong"] == ""
+        assert interpreter(line(problem, MOE, ends=ends))["wrong"] == ""
 
 
-def test_a_row_beyond_the_last_end_shows(interpreter: Callable[[str], dict[str, Any]]) -> None:
+def test_a_row_beyond_the_last_end_shows(interpreter: Asked) -> None:
     """Written rows that no group has are seen. (The interpreter computes on copies of the operands' size, so
     writes beyond them cannot be.)"""
     for kernel, problem in (
         ("fused_moe", grouped(60, 40, 36, 4)), ("fused_moe_scaled", scaled_grouped(60, 40, 36, 4)),
     ):  # fmt: skip
         mistake = kernel, "rows = rm < end", "rows = rm < M"
-        wrong = interpreter(_line(problem, MOE, mistake, [20, 40, 40, 50]))["wrong"]
+        wrong = interpreter(line(problem, MOE, mistake, [20, 40, 40, 50]))["wrong"]
         assert wrong == "rows [50, 51, 52, 53, 54, 55] are off"

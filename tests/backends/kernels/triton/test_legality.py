@@ -13,7 +13,6 @@ from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import MOST_CANDIDATES, TritonFamily
-from backends.kernels.triton.framework_families import FrameworkFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
 from tuners.inputs import Case, applicable, cases, ragged
@@ -23,8 +22,8 @@ H200 = Environment(
     "cuda", "sm_90", "NVIDIA H200", 132, 2**37, "GPU-0", driver="580.1", libraries={"triton": BUILD}
 )
 A100 = replace(H200, arch="sm_80", product="NVIDIA A100", units=108)
-#: Families of kernels.py: test_framework_families.py has the others.
-GENERAL = {name: family for name, family in FAMILIES.items() if not isinstance(family, FrameworkFamily)}
+#: Families of kernels.py: test_framework_families.py and test_dequant.py have the others.
+GENERAL = {name: family for name, family in FAMILIES.items() if family.source == "kernels.py"}
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
 }  # fmt: skip
@@ -99,8 +98,18 @@ def test_the_tensor_cores_step_along_k() -> None:
             "both are whole numbers, or neither",
         ),
         (from_linear(8, 8, 8, "int8", bias="bf16"), "a bias of bf16 to int32"),
-        (from_linear(8, 8, 8, "int8", dtype_d="bf16", scale_a="outer"), "scales are fp32 and of floating"),
+        (
+            from_linear(8, 8, 8, "int8", dtype_d="int32", scale_a="outer"),
+            "a product with scales has a D of fp32, fp16 or bf16, not int32",
+        ),
+        (from_linear(8, 8, 8, "int8", dtype_d="int8", scale_a="outer"), "a D of int8"),
+        (from_linear(8, 8, 8, "int8", dtype_d="bf16", scale_a="block_1x128"), "not none and block_1x128"),
         (from_linear(8, 8, 8, "fp8_e4m3", scale_a="tensor", scale_dtype="fp8_e8m0"), "not fp8_e8m0"),
+        (from_linear(8, 8, 8, "fp8_e4m3_fnuz", dtype_d="fp8_e4m3_fnuz"), "D of fp8_e4m3_fnuz"),
+        (
+            from_linear(8, 8, 8, "fp8_e4m3", dtype_b="fp8_e4m3_fnuz"),
+            "multiplies fp8_e4m3_fnuz x fp8_e4m3 in fp32",
+        ),
         (from_linear(8, 8, 8, "fp8_e4m3", scale_a="block_1x128"), "not none and block_1x128"),
         (from_linear(2**30 + 1, 8, 8, "bf16"), "sizes up to 1073741824"),
     ],
@@ -118,6 +127,8 @@ def test_architectures() -> None:
     assert rule(gemm(), eight, replace(H200, arch="sm_90a")) is None
     assert "from sm_89 on, not by sm_80" in str(rule(gemm(), eight, A100))
     assert "sm_80 and later, not sm_75" in str(rule(gemm(), LINEAR, replace(H200, arch="sm_75")))
+    fnuz = from_linear(64, 64, 64, "fp8_e5m2_fnuz")
+    assert "fp8_e5m2_fnuz is a format of gfx942, not of sm_90" in str(rule(gemm(), fnuz))
     full = from_linear(8, 8, 8, "fp32")
     assert "no Triton kernel multiplies fp32 x fp32 in fp32 on sm_90" in str(rule(gemm(), full))
     assert list(FAMILIES["triton-gemm"].solutions(full, H200)) == []
@@ -133,22 +144,24 @@ TWO = {"num_stages": 2}
 def test_architectures_of_amds() -> None:
     eight, full = from_linear(64, 64, 64, "fp8_e4m3"), from_linear(64, 64, 64, "fp32")
     mixed, tf32 = from_linear(64, 64, 64, "fp8_e4m3", dtype_b="fp8_e5m2"), from_linear(64, 64, 64, "tf32")
-    whole = from_linear(64, 64, 64, "int8")
+    whole = from_linear(64, 64, 64, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer")
+    fnuz = from_linear(64, 64, 64, "fp8_e4m3_fnuz", dtype_b="fp8_e5m2_fnuz", scale_a="outer")
     runs = {
         arch: [rule(gemm(**TWO), one, replace(MI300X, arch=arch)) is None
-               for one in (LINEAR, whole, full, tf32, eight, mixed)]
+               for one in (LINEAR, whole, full, tf32, eight, mixed, fnuz)]
         for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
     }  # fmt: skip
     assert runs == {
-        "gfx90a": [True, True, True, False, False, False],
-        "gfx942": [True, True, True, True, False, False],
-        "gfx950": [True, True, True, False, True, True],
-        "gfx1100": [True, True, False, False, False, False],
-        "gfx1201": [True, True, False, False, True, False],
+        "gfx90a": [True, True, True, False, False, False, False],
+        "gfx942": [True, True, True, True, False, False, True],
+        "gfx950": [True, True, True, False, True, True, False],
+        "gfx1100": [True, True, False, False, False, False, False],
+        "gfx1201": [True, True, False, False, True, False, False],
     }
     for problem, arch, words in (
         (LINEAR, "gfx906", "compiled for gfx90a, gfx942, gfx950, gfx11, gfx12, not gfx906"),
         (eight, "gfx942", "8-bit floats are multiplied by gfx950 and gfx12, not by gfx942"),
+        (fnuz, "gfx950", "FNUZ's 8-bit floats are multiplied by gfx942, not by gfx950"),
         (mixed, "gfx1201", "does not multiply fp8_e5m2 x fp8_e4m3 for gfx1201"),
         (tf32, "gfx950", "TF32 is multiplied by gfx942, not by gfx950"),
         (full, "gfx1100", "fp32 are gfx90a, gfx942, gfx950's, not gfx1100's"),
@@ -199,6 +212,7 @@ def test_what_amds_compiler_is_told() -> None:
         LINEAR, from_linear(1, 4096, 4096, "bf16"), from_linear(4096, 4096, 4096, "bf16"),
         from_linear(2049, 2049, 2049, "bf16"), from_bmm(500, 32, 32, 32, "fp16"),
         from_linear(1, 1, 1, "fp16"), from_linear(64, 64, 64, "int8", beta=1.0),
+        from_linear(16, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
         from_blas(4096, 4096, 4096, "fp16"), from_blas(512, 512, 512, "bf16", trans_b="T"),
     ],
     ids=lambda p: p.slug,
@@ -260,6 +274,7 @@ def test_more_programs_than_an_index_counts() -> None:
         from_linear(4096, 4096, 4096, "bf16"), from_linear(2049, 2049, 2049, "bf16"),
         from_bmm(500, 32, 32, 32, "fp16"), from_linear(512, 6144, 4096, "fp8_e4m3", scale_a="outer"),
         from_linear(1, 1, 1, "tf32"), from_linear(64, 64, 64, "int8", beta=1.0),
+        from_linear(16, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
     ],
     ids=lambda p: p.slug,
 )  # fmt: skip
