@@ -30,6 +30,8 @@
 //   multiply_held<T, N>()     the same with A in registers, which must not change until a wait has ended it
 //   show_to_products()        makes this thread's earlier stores to shared memory, and its copies that have arrived,
 //                             visible to wgmmas after the next barrier
+//   order_before_copies()     orders accesses of shared memory that this thread has seen, by barriers too, before the
+//                             copies that it requests next
 //   cluster_barrier<SEEN>()   a barrier of all threads of all blocks of the cluster; with SEEN, stores before
 //                             it are visible after it
 //   arrive_at_cluster() wait_for_cluster()

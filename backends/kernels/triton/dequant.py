@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from backends.dtypes import FP8_WEIGHT
 from backends.environment import Environment
 from backends.kernels.legality import arch_of
 from backends.kernels.triton.dequant_configuration import DequantConfig, scaled_weights
@@ -58,6 +59,8 @@ class TritonDequant(TritonFamily):
         p = problem
         if (why := unsupported_weights(p)) is not None:
             return why
+        if p.dtype_a == FP8_WEIGHT:
+            return f"the kernel multiplies weights of integers or MXFP4, not {p.dtype_a}"
         if p.trans_b != "N":
             return f"trans_b {p.trans_b}: activations are contiguous along k here (F.linear's x[m,k])"
         if p.mx and p.dtype_b != "bf16":

@@ -54,6 +54,10 @@ def test_every_kind_of_weight_is_supported() -> None:
     [
         (from_linear(8, 8, 8, "bf16"), "multiply quantised weights by bf16 or fp16, not bf16 x bf16"),
         (from_linear(8, 8, 8, "int8"), "not int8 x int8"),
+        (
+            from_linear(8, 64, 256, "bf16", dtype_b="fp8_e4m3", scale_b="outer"),
+            "weights of integers or MXFP4, not fp8_e4m3",
+        ),
         (weights(8, 64, 256, trans_a="T"), "trans_b T: activations are contiguous along k here"),
         (weights(8, 64, 256, dtype_a="fp16", scale_dtype="fp32"), "products by fp32 may be beyond fp16"),
         (
