@@ -20,11 +20,17 @@ SKINNY = Solution(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(7))
+#: Pre-tuned and recorded tables.
+TABLES = 9
+
+
+@pytest.mark.parametrize("number", range(TABLES))
 def test_held_out_numbers_of_tokens_are_answered_well_or_refused(number: int) -> None:
-    name, rows = list(transfer.tables())[number]
+    tables = list(transfer.tables())
+    assert len(tables) == TABLES
+    name, rows = tables[number]
     found = transfer.summary(transfer.held_out(rows[:120], 30))
-    assert found["asked"] >= (2 if name.startswith("h100-prefill") else 8), name  # of four problems
+    assert found["asked"] >= min(8, len(rows) // 2), name
     assert found["over"] == 0, name
     assert found["refused"] + found["answered"] == found["asked"]
 
