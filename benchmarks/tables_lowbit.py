@@ -14,6 +14,7 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 #: Result -> what it measured.
 RESULTS: Mapping[str, str] = {
     "lowbit": "Every kind, Llama-3 8B on one device",
+    "lowbit-decode": "16-bit activations, 1 to 128 rows",
     "lowbit-prefill": "16-bit activations, as many rows as prompts",
     "lowbit-many-columns": "16-bit activations, more rows",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",
