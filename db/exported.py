@@ -15,6 +15,7 @@ _problem = table(models.Problem)
 _provenance = table(models.Provenance)
 _key = table(models.ProblemKey)
 _solution = table(models.Solution)
+_session = table(models.Session)
 _verdict = table(models.Verdict)
 _best = table(models.Best)
 _target = table(models.TargetVerdict)
@@ -97,17 +98,18 @@ def target_wins(connection: Connection, device_class_id: str, policy_id: str, ta
 
 
 def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Row]]:
-    """Verdict number -> its target verdicts, with the columns of their solutions and with their workspaces in
-    the verdict's session; parameters as text, as in export_rows()."""
+    """Verdict number -> its target verdicts, with the columns of their solutions, the session's environment
+    and their workspaces in it; parameters as text, as in export_rows()."""
     names = ("family", "version", "build", "deterministic")
     query = (
         select(
-            *_target.c, _verdict.c.session_id, _verdict.c.created_at,
+            *_target.c, _verdict.c.session_id, _verdict.c.created_at, _session.c.environment_id,
             *(_solution.c[name].label(f"solution_{name}") for name in names),
             cast(_solution.c.parameters, Text).label("solution_parameters"),
             measured_workspace(_verdict.c.session_id, _solution).label("solution_workspace_bytes"),
         )
         .join(_verdict, _verdict.c.number == _target.c.verdict_number)
+        .join(_session, _session.c.id == _verdict.c.session_id)
         .join(_solution, _solution.c.id == _target.c.solution_id)
         .where(_target.c.verdict_number.in_(numbers))
         .order_by(_target.c.verdict_number, _target.c.target)

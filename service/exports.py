@@ -194,7 +194,6 @@ def read_rows(
     candidates of these families; `report` counts the measured ones."""
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
-        freshness = Freshness.of(connection, str(chosen.device))
         written: set[str] = set()
         measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id, problem_ids)
         while part := list(islice(measured, _ROWS)):
@@ -206,10 +205,6 @@ def read_rows(
             for row in part:
                 judged = targets.get(row["targets_verdict_number"], ())
                 made = shared.measured(row, keys.get(row["problem_id"], ((), 0)), judged)
-                won = made.solution
-                stale = freshness.stale(row["environment_id"], won.family, won.version)
-                if stale is not None:
-                    made = replace(made, stale=stale)
                 if row["session_id"] in candidates:
                     made = replace(made, candidates=shared.candidates(candidates[row["session_id"]]))
                 report.measured(made)
@@ -280,6 +275,7 @@ class _Shared:
             if content is None
             else MeasurementPolicy.from_dict(content)
         )
+        self._freshness = Freshness.of(connection, str(chosen.device))
         self._environments: dict[str, Environment] = {}
         self._solutions: dict[tuple[str, int, bool | None], Solution] = {}
         self._parsed: dict[str, Solution] = {}
@@ -288,13 +284,14 @@ class _Shared:
         """A best row; `judged` are the verdicts of its export targets."""
         verdict = orjson.loads(row["content"])
         speedup = verdict["speedup"]
+        won = self._solution(row["winner_id"], row, "winner_")
         return ExportRow(
             problem=stored_problem(row["problem_id"], orjson.loads(row["problem"])),
             keys=keys[0],
             count=keys[1],
             environment=self._environment(row["environment_id"]),
             policy=self._policy,
-            solution=self._solution(row["winner_id"], row, "winner_"),
+            solution=won,
             baseline=self._solution(row["baseline_id"], row, "baseline_"),
             baseline_name=row["baseline_name"],
             judgement=row["judgement"],
@@ -308,12 +305,18 @@ class _Shared:
             source=row["provenance_source"] or "",
             targets=self._targets(judged),
             targets_judged="targets" in verdict,
+            stale=self._stale(row, won),
         )
 
+    def _stale(self, row: Row, solution: Solution) -> str:
+        """Why a solution that was measured in the row's environment is stale, or ""."""
+        return self._freshness.stale(row["environment_id"], solution.family, solution.version) or ""
+
     def _targets(self, judged: Sequence[Row]) -> dict[str, TargetRow]:
+        found = [(row, self._solution(row["solution_id"], row, "solution_")) for row in judged]
         return {
             row["target"]: TargetRow(
-                solution=self._solution(row["solution_id"], row, "solution_"),
+                solution=solution,
                 judgement=row["judgement"],
                 seconds=row["seconds"],
                 baseline_seconds=row["baseline_seconds"],
@@ -322,8 +325,9 @@ class _Shared:
                 session=row["session_id"],
                 decided_at=row["created_at"],
                 proven=row["proven"],
+                stale=self._stale(row, solution),
             )
-            for row in judged
+            for row, solution in found
         }
 
     def candidates(self, rows: Sequence[Row]) -> tuple[MeasuredCandidate, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, update
+from sqlalchemy import Connection, Engine, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from backends.canonical import short_hash
@@ -43,12 +43,13 @@ from service.formats import (
 )
 from service.formats.core.base import Told
 from service.formats.core.row_text import problem_text, problem_wire
+from service.formats.model.config import MODEL
 from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
 #: `format` of the reader for gemmtune's own measurements.
 JOURNAL = "journal"
-#: `format` of the reader for models, and what parts the file's name from a layer's in their keys.
-MODEL_CONFIG, OF = "model-config", ": "
+#: `format` of the reader for models.
+MODEL_CONFIG = "model-config"
 #: The kind of a pre-tuned table's provenance, and the name in the file's header that makes it one.
 PRETUNED = "pretuned"
 
@@ -117,6 +118,8 @@ def import_file(
     }
     with writing(engine) as connection:
         number, new = provenance_rows.put(connection, {**provenance, "header": storable(dict(read.header))})
+        if read.format == MODEL_CONFIG and not new:
+            _drop_keys_without_model(connection, number)
     for part in parts(read.problems):
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
@@ -124,9 +127,7 @@ def import_file(
                 named = [replace(item, keys=(provenance["source"],)) for item in part]
                 _put_keys(connection, PRETUNED, number, named)
             else:
-                _put_keys(
-                    connection, read.format, number, _of_models(read.format, provenance["source"], part)
-                )
+                _put_keys(connection, read.format, number, _of_models(read, part))
     claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new or claims.stored:
@@ -170,8 +171,7 @@ def keep_counts(engine: Engine, read: Imported, source: str) -> None:
     for part in parts(read.problems) if new else ():
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
-            source = str(provenance["source"])
-            _put_keys(connection, read.format, number, _of_models(read.format, source, part))
+            _put_keys(connection, read.format, number, _of_models(read, part))
 
 
 class _Hashed:
@@ -200,12 +200,22 @@ class _Hashed:
 # ---- provenance and keys -------------------------------------------------------------------------
 
 
-def _of_models(format_name: str, source: str, items: Sequence[ImportedProblem]) -> Sequence[ImportedProblem]:
-    """A model's layers with keys that name the model's file, since two models may have the same layer: each
-    keeps its own, and their calls add up."""
-    if format_name != MODEL_CONFIG:
+def _of_models(read: Imported, items: Sequence[ImportedProblem]) -> Sequence[ImportedProblem]:
+    """A model's layers with keys that begin with the model's hash, since two models may have the same layer:
+    each keeps its own, and their calls add up."""
+    if read.format != MODEL_CONFIG:
         return items
-    return [replace(item, keys=tuple(f"{source}{OF}{key}" for key in item.keys)) for item in items]
+    model = f"model {read.header[MODEL]}: "
+    return [replace(item, keys=tuple(model + key for key in item.keys)) for item in items]
+
+
+def _drop_keys_without_model(connection: Connection, number: int) -> None:
+    """Removes the keys that earlier versions stored of a model's file, which did not name the model."""
+    keys = table(models.ProblemKey)
+    bare = ~keys.c.key.like("model %: %")
+    connection.execute(
+        delete(keys).where(keys.c.provenance_number == number, keys.c.format == MODEL_CONFIG, bare)
+    )
 
 
 def _put_keys(

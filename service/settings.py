@@ -216,6 +216,11 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")
 
+    @field_validator("portfolio", mode="before")
+    @classmethod
+    def _is_named(cls, path: object) -> object:
+        return path or None  # an empty variable names no file
+
     @field_validator("audit_log")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:

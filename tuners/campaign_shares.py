@@ -94,28 +94,50 @@ def expected_savings(items: Sequence[tuple[GemmProblem, int]], estimator: Estima
 
 
 def share_seconds(total: float, weights: Mapping[str, float]) -> dict[str, float]:
-    """Name -> seconds, in proportion to the weights, within LEAST_SECONDS and MOST_SECONDS; together at most
-    `total`. Names for which the least share does not suffice get none: the smallest weights. Raises
-    InvalidProblem as check_seconds() does."""
+    """Name -> seconds, in proportion to the weights, within LEAST_SECONDS and MOST_SECONDS; together `total`,
+    or less where all have the most. Those whose proportion is far below the least get none: the smallest
+    weights. Raises InvalidProblem as check_seconds() does."""
     check_seconds(total)
-    open_names = _ordered(weights, weights)[: int(min(total / LEAST_SECONDS, len(weights)))]
+    if not any(weights.values()):
+        weights = dict.fromkeys(weights, 1.0)
+    open_names = _opened(total, weights)
     shares: dict[str, float] = {}
     while open_names:
         left = total - sum(shares.values())
         weight = sum(weights[name] for name in open_names)
-        each = {
-            name: left * (weights[name] / weight if weight > 0 else 1 / len(open_names))
-            for name in open_names
-        }
-        # Raising small shares takes from the others, so these are settled first.
+        each = {name: left * weights[name] / weight for name in open_names}
         small = {name: LEAST_SECONDS for name in open_names if each[name] < LEAST_SECONDS}
         large = {name: MOST_SECONDS for name in open_names if each[name] > MOST_SECONDS}
-        settled = small or large
+        # What small shares lack is taken from the others, and what large ones have too much of goes to them:
+        # the bound that moves more is settled first, and holds then.
+        lacking = sum(LEAST_SECONDS - each[name] for name in small)
+        over = sum(each[name] - MOST_SECONDS for name in large)
+        settled = small if lacking >= over else large
         if not settled:
             return shares | each
         shares |= settled
         open_names = [name for name in open_names if name not in settled]
     return shares
+
+
+def _opened(total: float, weights: Mapping[str, float]) -> list[str]:
+    """The names that get a share: while the next one's proportion of those so far is at least half of the
+    least share. What shares beyond the most leave over is shared likewise among the rest."""
+    order, opened = _ordered(weights, weights), list[str]()
+    left = total
+    while left > 0:
+        weight, begin = 0.0, len(opened)
+        for name in order[begin : begin + int(left / LEAST_SECONDS)]:
+            weight += weights[name]
+            if left * weights[name] < weight * LEAST_SECONDS / 2 or weights[name] <= 0:
+                weight -= weights[name]
+                break
+            opened.append(name)
+        new = opened[begin:]
+        if not new:
+            break
+        left = sum(max(0.0, left * weights[name] / weight - MOST_SECONDS) for name in new)
+    return opened
 
 
 def stepped(total: float, shares: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:

@@ -26,8 +26,8 @@ class ScreeningOptions:
     reserved_share: float = 0.3
     #: Candidates that may wait for compilers before the search stops asking for more.
     most_waiting: int = 48
-    #: The cache is warm once this many of the screened candidates were in it, or as many as the portfolio's
-    #: members that were asked for, if these are fewer. With nothing to screen, the search then waits for
+    #: The cache is warm once this many of the screened candidates were in it, or if all of the portfolio's
+    #: members that were asked for are. With nothing to screen, the search then waits for
     #: compilers within its share of the budget only.
     warm_candidates: int = 8
     #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: a kernel

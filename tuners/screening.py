@@ -68,7 +68,7 @@ class Screening:
         #: that are compiled were asked for.
         self._cached = 0
         self._portfolio = frozenset(solution.id for solution in known.portfolio)
-        self._compiled_members = 0
+        self._compiled_members = self._cached_members = 0
         #: Seconds that a search with a warm cache waited for compilers, which count against its share.
         self._waited = 0.0
         self._took: list[float] = []
@@ -197,7 +197,11 @@ class Screening:
         self._runner.begin(self._task, asked)
         self._counts.compiling_seconds += self._clock() - begin
         members = [solution for solution in asked if solution.id in self._portfolio]
-        self._compiled_members += sum(self._runner.cached(s) or not self._runner.ready(s) for s in members)
+        cached = sum(map(self._runner.cached, members))
+        self._cached_members += cached
+        self._compiled_members += cached + sum(
+            not self._runner.cached(one) and not self._runner.ready(one) for one in members
+        )
 
     def _next(self, reserved_from: float, limit: float) -> list[Solution]:
         """The candidates to screen next; empty if none is left that would be compiled in time."""
@@ -225,9 +229,10 @@ class Screening:
         return []
 
     def _is_warm(self) -> bool:
-        """Whether the cache is warm: a portfolio may have fewer members for a problem than it takes else."""
-        enough = self._options.warm_candidates
-        return self._cached >= min(enough, self._compiled_members or enough)
+        """Whether the cache is warm: it has enough of the screened candidates, or all of the portfolio's
+        members, which may be fewer."""
+        members = self._compiled_members
+        return self._cached >= self._options.warm_candidates or 0 < members == self._cached_members
 
     def _wait(self, limit: float) -> bool:
         """Waits for a compilation to end; False if the search's patience is at its end."""

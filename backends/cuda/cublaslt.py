@@ -79,6 +79,8 @@ def unsupported(p: GemmProblem) -> str | None:
     inputs, outputs = _TYPES.get(p.compute, ((), ()))
     if p.compute not in COMPUTE_TYPES or p.dtype_a not in inputs or p.dtype_d not in outputs:
         return f"cuBLASLt has no {p.dtype_a} x {p.dtype_b} -> {p.dtype_d} in {p.compute}"
+    if p.dtype_a != p.dtype_b and not {p.dtype_a, p.dtype_b} <= set(_FP8):
+        return f"cuBLASLt multiplies no {p.dtype_a} by {p.dtype_b}"
     if p.dtype_a == p.dtype_b == "fp8_e5m2":
         return "cuBLASLt multiplies fp8_e5m2 by fp8_e4m3 only, not by fp8_e5m2"
     if p.beta != "zero" and p.dtype_c not in DATA_TYPES:

@@ -49,6 +49,8 @@ def unsupported(p: GemmProblem) -> str | None:
     solutions for only its library can tell."""
     if (broken := ungrouped(p)) is not None:
         return broken
+    if p.weight_only:
+        return f"hipBLASLt multiplies no {p.dtype_a} by {p.dtype_b}"
     inputs, outputs = _TYPES.get(p.compute, ((), ()))
     known = {p.dtype_a, p.dtype_b} <= set(inputs) and p.dtype_d in outputs
     if p.compute not in COMPUTE_TYPES or not known:

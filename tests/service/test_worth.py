@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, insert, select
 
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import models, tunings, workers, worth
-from db.calls import calls_by_problem, count_calls
+from db.calls import count_calls
 from db.engine import now, reading, writing
-from db.values import insert_new, put_problems
+from db.values import insert_new, put_problems, table
 from service import exports, imports
 from service.formats import ReadOptions
 from service.freshness import Freshness
@@ -171,23 +171,33 @@ def test_counts_of_an_imported_capture_are_found(engine: Engine) -> None:
 
 def test_two_models_keep_the_layers_that_they_share(engine: Engine) -> None:
     """Llama-3-8B and Mistral-7B have four layers of the same sizes: the second file takes none of the
-    first's, and the calls of both add up."""
-    names = ("llama-3-8b.json", "mistral-7b-v0.3.json")
-    for name in names:
-        with (MODELS / name).open("rb") as stream:
-            imports.import_file(engine, stream, name, options=ReadOptions(tokens=(1,)))
-    with reading(engine) as connection:
-        one, two = (worth.find_list(connection, name) for name in names)
-        assert one is not None
-        assert two is not None
-        layers = problem_from_wire({"m": 1, "n": 4096, "k": 14336, "dtype": "bf16", "trans_b": True})
-        counted = count_calls(connection, CLASS, [layers.id])
-        alone = [
-            {row.problem_id: row.calls for row in connection.execute(select(part))}
-            for part in (calls_by_problem(CLASS, one), calls_by_problem(CLASS, two))
-        ]
-    assert [calls[layers.id] for calls in alone] == [32, 32]
-    assert counted == {layers.id: 64}
+    first's, though both are called config.json, and the calls of both add up. A file again changes nothing,
+    also where an earlier version stored its keys without the model."""
+    layer = problem_from_wire({"m": 1, "n": 4096, "k": 14336, "dtype": "bf16", "trans_b": True})
+
+    def counted() -> dict[str, int]:
+        with reading(engine) as connection:
+            return count_calls(connection, CLASS, [layer.id])
+
+    for name in ("llama-3-8b.json", "mistral-7b-v0.3.json"):
+        for _ in range(2):
+            with (MODELS / name).open("rb") as stream:
+                done = imports.import_file(engine, stream, "config.json", options=ReadOptions(tokens=(1,)))
+        bare = {item.problem.id: item.keys[0] for item in done.read.problems}
+    assert counted() == {layer.id: 64}
+    keys = table(models.ProblemKey)
+    with writing(engine) as connection:
+        last = connection.scalar(select(func.max(keys.c.provenance_number)))
+        connection.execute(
+            insert(keys).values(
+                problem_id=layer.id, format="model-config", key=bare[layer.id], provenance_number=last,
+                count=32,
+            )
+        )  # fmt: skip
+    assert counted() == {layer.id: 96}
+    with (MODELS / "mistral-7b-v0.3.json").open("rb") as stream:
+        imports.import_file(engine, stream, "config.json", options=ReadOptions(tokens=(1,)))
+    assert counted() == {layer.id: 64}
 
 
 # ---- stale rows ----------------------------------------------------------------------------------

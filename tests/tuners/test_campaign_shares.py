@@ -34,10 +34,21 @@ def test_seconds_are_in_proportion() -> None:
 
 
 def test_small_shares_are_raised_and_large_ones_cut() -> None:
-    assert share_seconds(11.0, {"a": 1e-9, "b": 1.0}) == pytest.approx({"a": 0.5, "b": 10.5})
+    assert share_seconds(11.0, {"a": 0.03, "b": 1.0}) == pytest.approx({"a": 0.5, "b": 10.5})
+    assert share_seconds(60.0, {"a": 1000.0, "b": 1.0, "c": 1.0}) == pytest.approx(
+        {"a": MOST_SECONDS, "b": 15.0, "c": 15.0}
+    ), "what the most leaves over goes to the others"
     assert share_seconds(100.0, {"a": 99.0, "b": 1.0}) == pytest.approx(
         {"a": MOST_SECONDS, "b": MOST_SECONDS}
     )
+
+
+def test_one_that_is_expected_to_gain_far_more_gets_far_more() -> None:
+    weights = {"first": 1e6} | {str(number): 1.0 for number in range(999)}
+    shares = share_seconds(100.0, weights)
+    assert shares["first"] == MOST_SECONDS
+    assert len(shares) == 141, "70 s are left for the others"
+    assert share_seconds(11.0, {"a": 1e-9, "b": 1.0}) == pytest.approx({"b": 11.0})
 
 
 def test_the_smallest_get_none_where_the_least_share_does_not_suffice() -> None:
@@ -49,7 +60,8 @@ def test_the_smallest_get_none_where_the_least_share_does_not_suffice() -> None:
 @given(st.floats(LEAST_SECONDS, 1e5), NAMES)
 def test_bounds_hold_and_larger_weights_get_no_less(total: float, weights: dict[str, float]) -> None:
     shares = share_seconds(total, weights)
-    assert sum(shares.values()) <= total * (1 + 1e-9)
+    assert sum(shares.values()) == pytest.approx(min(total, MOST_SECONDS * len(shares)))
+    assert bool(shares) == bool(weights)
     assert all(LEAST_SECONDS <= one <= MOST_SECONDS for one in shares.values())
     order = sorted(shares, key=lambda name: weights[name])
     assert all(shares[a] <= shares[b] * (1 + 1e-9) for a, b in pairwise(order))

@@ -109,10 +109,11 @@ private:
     struct alignas(sizeof(VALUE) * UNROLL) Run {
         VALUE at[UNROLL];
     };
-    // Of a turn, those of a row from its `group` on: all at once, or each by itself, of steps beyond the last the last's.
+    // A turn's scales or zero points, from step `first` on, of the row whose own begin at `line`: all at once, or one by
+    // one, and those of steps beyond the slice are its last's.
     template <typename VALUE>
-    static GEMMTUNE_DEVICE void load_run(const void* values, i64 row, int first, int end, Run<VALUE>& out) {
-        const VALUE* const from = static_cast<const VALUE*>(values) + row;
+    static GEMMTUNE_DEVICE void load_run(const void* values, i64 line, int first, int end, Run<VALUE>& out) {
+        const VALUE* const from = static_cast<const VALUE*>(values) + line;
         if constexpr (WHOLE) {
             out = *reinterpret_cast<const Run<VALUE>*>(from + first);
         } else {

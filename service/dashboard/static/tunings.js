@@ -31,7 +31,7 @@ async function round() {
       { name: "Device class", kind: "name", cell: (r) => r.device_class, value: (r) => r.device_class },
       { name: "Problems", kind: "n", cell: (r) => [`${f.count(r.succeeded + r.failed)} of ${f.count(r.total)}`, meter((r.succeeded + r.failed) / r.total, "Share that has ended")], value: (r) => r.total },
       { name: "Without verdict", kind: "n", cell: (r) => (r.failed ? h("span", { class: "bad" }, f.count(r.failed)) : "0"), value: (r) => r.failed },
-      { name: "Seconds a problem", kind: "n", cell: (r) => f.digits(r.request.budget?.seconds), value: (r) => r.request.budget?.seconds },
+      { name: "Seconds a problem", kind: "n", cell: (r) => (r.request.campaign ? `${f.digits(r.request.campaign.seconds)} for all` : f.digits(r.request.budget?.seconds)), value: (r) => r.request.budget?.seconds ?? r.request.campaign?.seconds },
       { name: "Strategy", cell: (r) => r.request.search?.strategy ?? "–", value: (r) => r.request.search?.strategy },
       { name: "Submitted", kind: "n", cell: (r) => f.when(r.created_at), value: (r) => r.created_at },
       { name: "Took", kind: "n", cell: (r) => f.duration(r.ended_at ? (Date.parse(r.ended_at) - Date.parse(r.created_at)) / 1000 : age(r.created_at)), value: (r) => (r.ended_at ? (Date.parse(r.ended_at) - Date.parse(r.created_at)) / 1000 : null) },

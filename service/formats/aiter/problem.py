@@ -121,11 +121,12 @@ def family_of(kernel: str, named: str | None) -> str:
     if said is not None and plain is not None and said != plain:
         raise BadLineError(f"its kernel is one of {said}, but the file's name says {named}")
     family = said or plain or ""
-    if "preshuf" in lower or named in SHUFFLED:
-        family = f"{family}_bpreshuffle"
-        if family not in SHUFFLED:
-            raise BadLineError(f"its kernel takes shuffled weights, but the file's name says {named}")
-    return family
+    if "preshuf" not in lower and named not in SHUFFLED:
+        return family
+    check_expressible(family)
+    if f"{family}_bpreshuffle" not in SHUFFLED:
+        raise BadLineError(f"its kernel takes shuffled weights, which {family} has not")
+    return f"{family}_bpreshuffle"
 
 
 def check_expressible(family: str) -> None:

@@ -179,10 +179,10 @@ class ReadOptions:
 
     def identity(self, used: Sequence[str]) -> str:
         """A text that differs where the options do of which a reader uses `used`. Later fields at their
-        defaults add nothing to it."""
+        defaults add nothing to it, nor does the arch, which an import's device says."""
         given = {
             name: getattr(self, name)
-            for name in ("expert_parallel", "hidden_size", "top_k", "arch")
+            for name in ("expert_parallel", "hidden_size", "top_k")
             if name in used and getattr(self, name) != getattr(DEFAULTS, name)
         }
         return f"{self!r}{given or ''}"

@@ -51,6 +51,7 @@ class TargetRow:
     session: str
     decided_at: str
     proven: bool
+    stale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class ExportRow:
         return replace(
             self, solution=found.solution, judgement=found.judgement, seconds=found.seconds,
             baseline_seconds=found.baseline_seconds, speedup=found.speedup, rounds=found.rounds,
-            session=found.session, decided_at=found.decided_at, proven=found.proven,
+            session=found.session, decided_at=found.decided_at, proven=found.proven, stale=found.stale,
         )  # fmt: skip
 
 

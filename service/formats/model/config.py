@@ -39,6 +39,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from backends.canonical import short_hash
 from backends.errors import InvalidProblem, ReadError
 from backends.grouping import SCALED_TYPE, SCALED_TYPES, SCALES, TYPES
 from backends.problem import GemmProblem
@@ -47,6 +48,7 @@ from service.formats.core.base import (
     DEFAULTS,
     Declaration,
     Entry,
+    Header,
     ReadOptions,
     Rejected,
     decode_lines,
@@ -63,6 +65,8 @@ from service.formats.vllm.experts import BLOCK, PRODUCTS, ExpertLayer
 MAX_DOCUMENT = 2**20
 #: Most sequences in one forward pass; each needs one row of logits.
 LOGIT_ROWS = 1024
+#: The name of the model's hash in the file's header.
+MODEL = "model"
 _NAMES = ("architectures", "model_type")
 _SIZES = ("hidden_size", "n_embd", "text_config")
 _NAMED = re.compile(r'"(?:architectures|model_type)"\s*:')
@@ -98,13 +102,14 @@ class ModelConfig:
             named = _NAMED.search(text) is not None and _SIZED.search(text) is not None
             return named and kind_of(head) != "journal"
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
+    def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected | Header]:
         """The layers on one device, in the checkpoint's own type, at the usual numbers of tokens."""
         return self.read_told(lines, DEFAULTS)
 
-    def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
-        """The layers of the model run as `options` say. Raises ReadError for a model that is not supported,
-        cannot be divided among the devices, or has no known type."""
+    def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected | Header]:
+        """The hash that tells the model from others, and the layers of the model run as `options` say. Raises
+        ReadError for a model that is not supported, cannot be divided among the devices, or has no known
+        type."""
         document = Document(decode_lines(lines, MAX_DOCUMENT))
         try:
             if not document.peek():
@@ -123,6 +128,8 @@ class ModelConfig:
             reason = f"no config.json of a model, which is an object with {named}, and {sized}"
             yield rejected(1, reason, shown(value))
             return
+        # (Most files of models are called config.json.)
+        yield Header({MODEL: short_hash(value)})
         yield from _layers(Fields(value), options)
 
 

@@ -113,7 +113,7 @@ class KeyedCall:
 
     @classmethod
     def of(cls, key: str) -> KeyedCall | None:
-        """Parses a key, also behind the name of its model's file; None for another one."""
+        """Parses a key, also behind its model's hash; None for another one."""
         match = _KEY.fullmatch(key.rpartition(": ")[2])
         return None if match is None else cls(*(int(part) for part in match.groups()))
 

@@ -31,6 +31,7 @@ from tuners.verify import Verifier
 
 Array = npt.NDArray[Any]
 GEMV, RING, WGMMA, TILE = "dequant-gemv", "dequant-ring", "dequant-wgmma", "dequant-tile-mma"
+MMA = "dequant-mma"
 #: Of dequant-ring; the first warp's rows of a block end within a block of scales.
 OF_RING: dict[str, Parameter] = {
     "rows": 48, "tile_k": 256, "slots": 2, "warps_m": 2, "warps_k": 2, "splits": 1
@@ -38,6 +39,9 @@ OF_RING: dict[str, Parameter] = {
 #: Family -> a configuration of it, and the fewest and most columns of a test.
 CHOSEN: dict[str, tuple[dict[str, Parameter], tuple[int, int]]] = {
     GEMV: ({"rows": 2, "unroll": 1, "warps": 2, "splits": 1}, (1, 8)),
+    MMA: (
+        {"row_tiles": 1, "unroll": 2, "warps_m": 1, "warps_k": 2, "splits": 1, "ahead": 0}, (1, 16),
+    ),
     RING: (OF_RING, (1, 64)),
     WGMMA: ({**OF_RING, "rows": 16, "warps_m": 4}, (3, 64)),
     TILE: (
@@ -63,7 +67,7 @@ CHOSEN: dict[str, tuple[dict[str, Parameter], tuple[int, int]]] = {
 }  # fmt: skip
 #: Families that take scales of blocks of every type. (A chunk of the others has one scale of a row, of which
 #: only fp32 is a whole word.)
-WITH_BLOCKS = (GEMV, RING, WGMMA, TILE)
+WITH_BLOCKS = (GEMV, MMA, RING, WGMMA, TILE)
 #: Codes that are numbers, and the others.
 NAN = (0x7F, 0xFF)
 NUMBERS = np.array([code for code in range(256) if code not in NAN], np.uint8)
@@ -250,6 +254,7 @@ MISTAKES = {
     "scales of the first rows, in pages": (
         TILE, "device/dequant_stages.h", "begin / QUANT::kSide * ld", "begin * 0 * ld",
     ),
+    "blocks of 64 rows": (MMA, "families/dequant_mma.h", "row / QUANT::kSide *", "row / 64 *"),
     "a scale a row": (GEMV, "families/dequant_gemv.h", "row / QUANT::kSide *", "row / 64 *"),
     "no sign, in fp32": (GEMV, "families/dequant_gemv.h", "& 0x87f00000u", "& 0x07f00000u"),
     "half the power, in fp32": (

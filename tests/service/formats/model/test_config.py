@@ -18,6 +18,7 @@ from backends.errors import ReadError
 from backends.problem import GemmProblem, from_linear
 from service.formats import Entry, Imported, ReadOptions, Rejected
 from service.formats.core import base, reading
+from service.formats.core.base import Header
 from service.formats.model.architectures import ARCHITECTURES, MAX_LAYERS
 from service.formats.model.config import LOGIT_ROWS, MAX_DOCUMENT, ModelConfig
 from tests.service.formats.made import outcomes
@@ -824,7 +825,7 @@ def test_fields_that_change_the_layers() -> None:
     assert ungated["qkv_proj"][0] == (16 + 2 + 2) * 256
     mixed = shapes(entries(config("qwen3-30b-a3b", mlp_only_layers=[0, 1, 5], decoder_sparse_step=2)))
     assert (mixed["gate"][2], mixed["gate_up_proj"]) == (22, (12288, 2048, 26))
-    dense = found(config("qwen3-30b-a3b", num_experts=0))
+    dense = entries(config("qwen3-30b-a3b", num_experts=0))
     assert shapes(dense).keys() == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
     alone = shapes(entries(config("deepseek-v3", n_shared_experts=None, moe_layer_freq=2)))
     assert "shared_experts.down_proj" not in alone
@@ -903,7 +904,7 @@ def test_a_document_is_bounded() -> None:
     many = json.dumps(config("llama-3-8b", padding=["xxxxxxxx"] * 100_000), indent=1)
     assert f"an item of over {MAX_DOCUMENT} characters" in reason(many.encode())[1]
     kept = json.dumps(config("llama-3-8b", padding=["xxxxxxxx"] * 50_000), indent=1)
-    assert outcomes(READER, kept) == outcomes(READER, READER.example)
+    assert outcomes(READER, kept)[1:] == outcomes(READER, READER.example)[1:], "but for the hash"
 
     def endless() -> Iterable[bytes]:
         yield b'{"a": ['
@@ -951,7 +952,7 @@ def test_no_changed_file_raises_anything_but_a_read_error() -> None:
         parts = read_or_refused([bytes(raw)], ReadOptions(tensor_parallel=2, tokens=(3,)))
         read += any(isinstance(part, Entry) for part in parts)
         for part in parts:
-            assert isinstance(part, Entry | Rejected)
+            assert isinstance(part, Entry | Rejected | Header)
             if isinstance(part, Rejected):
                 assert part.reason
                 assert (part.reason + part.text).isprintable()
