@@ -61,10 +61,10 @@ def test_a_portfolio_without_the_devices_target_is_a_note() -> None:
 def test_a_worker_goes_on_without_a_portfolio_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse() -> Portfolio:
+    def refuse(path: Path | None) -> Portfolio:
         raise ReadError("it is cut short")
 
-    monkeypatch.setattr(file, "shipped", refuse)
+    monkeypatch.setattr(file, "chosen", refuse)
     warming = portfolios.Warming(HERE, BinaryCache(tmp_path), lambda: False)
     warming.start()
     warming._thread.join(30)
