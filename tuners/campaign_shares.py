@@ -95,8 +95,9 @@ def expected_savings(items: Sequence[tuple[GemmProblem, int]], estimator: Estima
 
 def share_seconds(total: float, weights: Mapping[str, float]) -> dict[str, float]:
     """Name -> seconds, in proportion to the weights, within LEAST_SECONDS and MOST_SECONDS; together `total`,
-    or less where all have the most. Those whose proportion is far below the least get none: the smallest
-    weights. Raises InvalidProblem as check_seconds() does."""
+    or less where all have the most. Where the least shares of all would take more than half of it, those
+    whose proportion is far below the least get none: the smallest weights. Raises InvalidProblem as
+    check_seconds() does."""
     check_seconds(total)
     if not any(weights.values()):
         weights = dict.fromkeys(weights, 1.0)
@@ -105,7 +106,10 @@ def share_seconds(total: float, weights: Mapping[str, float]) -> dict[str, float
     while open_names:
         left = total - sum(shares.values())
         weight = sum(weights[name] for name in open_names)
-        each = {name: left * weights[name] / weight for name in open_names}
+        each = {
+            name: left * (weights[name] / weight if weight > 0 else 1 / len(open_names))
+            for name in open_names
+        }
         small = {name: LEAST_SECONDS for name in open_names if each[name] < LEAST_SECONDS}
         large = {name: MOST_SECONDS for name in open_names if each[name] > MOST_SECONDS}
         # What small shares lack is taken from the others, and what large ones have too much of goes to them:
@@ -122,7 +126,8 @@ def share_seconds(total: float, weights: Mapping[str, float]) -> dict[str, float
 
 def _opened(total: float, weights: Mapping[str, float]) -> list[str]:
     """The names that get a share: while the next one's proportion of those so far is at least half of the
-    least share. What shares beyond the most leave over is shared likewise among the rest."""
+    least share. What shares beyond the most leave over is shared likewise among the rest. Besides as many as
+    have the least share in half of the seconds."""
     order, opened = _ordered(weights, weights), list[str]()
     left = total
     while left > 0:
@@ -137,7 +142,7 @@ def _opened(total: float, weights: Mapping[str, float]) -> list[str]:
         if not new:
             break
         left = sum(max(0.0, left * weights[name] / weight - MOST_SECONDS) for name in new)
-    return opened
+    return order[: max(len(opened), int(total / LEAST_SECONDS / 2))]
 
 
 def stepped(total: float, shares: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:

@@ -34,7 +34,10 @@ def test_seconds_are_in_proportion() -> None:
 
 
 def test_small_shares_are_raised_and_large_ones_cut() -> None:
-    assert share_seconds(11.0, {"a": 0.03, "b": 1.0}) == pytest.approx({"a": 0.5, "b": 10.5})
+    assert share_seconds(11.0, {"a": 1e-9, "b": 1.0}) == pytest.approx({"a": 0.5, "b": 10.5})
+    assert share_seconds(60.0, {"a": 1.0, "b": 0.0, "c": 0.0}) == pytest.approx(
+        {"a": MOST_SECONDS, "b": 15.0, "c": 15.0}
+    )
     assert share_seconds(60.0, {"a": 1000.0, "b": 1.0, "c": 1.0}) == pytest.approx(
         {"a": MOST_SECONDS, "b": 15.0, "c": 15.0}
     ), "what the most leaves over goes to the others"
@@ -48,7 +51,8 @@ def test_one_that_is_expected_to_gain_far_more_gets_far_more() -> None:
     shares = share_seconds(100.0, weights)
     assert shares["first"] == MOST_SECONDS
     assert len(shares) == 141, "70 s are left for the others"
-    assert share_seconds(11.0, {"a": 1e-9, "b": 1.0}) == pytest.approx({"b": 11.0})
+    few = share_seconds(20.0, {name: weight**2 for name, weight in weights.items()})
+    assert (few["first"], len(few)) == (pytest.approx(10.5), 20), "half of the seconds are the first's"
 
 
 def test_the_smallest_get_none_where_the_least_share_does_not_suffice() -> None:
