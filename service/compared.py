@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 from db import compared, leaderboard, worth
 from db.compared import CHANGES, CURVE, MARGIN, Compared
 from db.leaderboard import Board, Place, geometric_mean
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.leaderboard import finite_or_none
 from service.pages import make_place, read_place
+from service.stored_problems import stored_problem
 
 
 def comparison(

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from backends.environment import Environment
 from backends.errors import InvalidProblem
 from db import diff, environments, worth
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
+from service.stored_problems import stored_problem
 from tuners.policy import MeasurementPolicy
 
 

@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Engine
 
 from backends.canonical import slug
 from backends.environment import DeviceClass, Environment
-from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import exported, queries
 from db.calls import calls_state, count_calls
@@ -32,6 +31,7 @@ from service.formats.core.export import (
     TargetRow,
 )
 from service.freshness import Freshness
+from service.stored_problems import stored_problem
 from tuners.policy import MeasurementPolicy
 
 #: Rows per lookup of keys, and least characters of a piece of output.
@@ -255,13 +255,6 @@ def _keys(
             texts, count = keyed.get(problem_id, ((), 0))
             keyed[problem_id] = (texts + tuple(key for key in keys if key and key not in texts), count)
     return keyed
-
-
-def stored_problem(problem_id: str, values: Mapping[str, Any]) -> GemmProblem:
-    """A stored problem, built without validation: it was checked when it was stored, and its id is known."""
-    problem = object.__new__(GemmProblem)
-    vars(problem).update(values, id=problem_id)
-    return problem
 
 
 class _Shared:

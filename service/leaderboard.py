@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 from db import leaderboard, worth
 from db.judged import JUDGED
 from db.leaderboard import CURVE, Board, Place, geometric_mean
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.pages import make_place, read_place
+from service.stored_problems import stored_problem
 
 
 def ranked(

@@ -20,8 +20,8 @@ from db import measured, queries
 from db.calls import count_calls
 from db.engine import reading
 from db.measured import Wanted
-from service.exports import stored_problem
 from service.formats.core.row_text import dumps, problem_wire
+from service.stored_problems import stored_problem
 
 #: The address of the data set, and the header with the number up to which a file has measurements.
 PATH, LAST_HEADER = "/v1/measurements", "X-Last-Measurement"

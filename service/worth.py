@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 
 from db import worth
 from db.worth import Scope
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
+from service.stored_problems import stored_problem
 from service.worth_detail import Tuned, worth_detail
 from tuners.expected_gain import Estimator, Expected, Shape, TunedProblem
 

@@ -12,8 +12,8 @@ import numpy as np
 from sqlalchemy import Connection
 
 from db import queries, worth
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
+from service.stored_problems import stored_problem
 
 #: Speed-ups from which classes of the distribution begin; the first holds problems whose default stays.
 EDGES = (1.0, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0)

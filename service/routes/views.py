@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from db.liveness import LIVE
-from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.standing import confidence_of, interval, standing
+from service.stored_problems import stored_problem
 from tuners.budget import StopReason
 from tuners.campaign_shares import CampaignShares, LeftOut
 
