@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -20,15 +21,19 @@ from backends.cpu.driver import isa_of
 from backends.environment import Environment
 from backends.errors import GemmtuneError, InvalidProblem, UnknownDevice
 from backends.kernel_checks.candidates import environment_of
+from backends.problem import GemmProblem
 from backends.registry import backend, devices
+from backends.solution import Solution
 from backends.toolchains.registry import TOOLCHAINS
 from db import outcomes
 from tuners.portfolio import file
 from tuners.portfolio.cover import WITHIN, build
-from tuners.portfolio.precompile import Compiled, Item, groups_for, plan, precompile
+from tuners.portfolio.precompile import Item, groups_for, plan, precompile
 from tuners.portfolio.values import Group, Observed, Portfolio, target_of
 
 _log = logging.getLogger(__name__)
+#: Candidates that wait to be compiled, at most.
+_MOST_ADDED = 1000
 
 
 def from_database(connection: Connection, class_ids: Sequence[str], within: float = WITHIN) -> list[Group]:
@@ -96,8 +101,9 @@ def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[
 
 class Warming:
     """Compiles a portfolio (that of `path`, else the shipped one) for a worker's device in a thread, one
-    kernel at a time, while the worker is idle. If the device is the host, a job that begins waits for the
-    compiler in progress, which would disturb its measurements; else it runs beside it."""
+    kernel at a time, while the worker is idle; then the candidates that searches ended without (add), so that
+    the next tuning of their problems finds them compiled. If the device is the host, a job that begins waits
+    for the compiler in progress, which would disturb its measurements; else it runs beside it."""
 
     def __init__(
         self,
@@ -108,7 +114,9 @@ class Warming:
     ) -> None:
         self._path = path
         self._environment, self._cache, self._busy = environment, cache, busy
-        self._turn, self._stop = threading.Lock(), threading.Event()
+        self._turn, self._stop, self._more = threading.Lock(), threading.Event(), threading.Event()
+        #: The newest: nobody takes them if the worker is never idle.
+        self._added: deque[tuple[GemmProblem, Solution]] = deque(maxlen=_MOST_ADDED)
         self._host = not backend(environment.vendor).traits.compiles_beside
         self._thread = threading.Thread(target=self._run, name="portfolio", daemon=True)
 
@@ -119,6 +127,12 @@ class Warming:
     def stop(self) -> None:
         """Begins no further kernel."""
         self._stop.set()
+        self._more.set()
+
+    def add(self, candidates: Iterable[tuple[GemmProblem, Solution]]) -> None:
+        """Candidates to compile after the portfolio, and their problems; at most the newest 1000 wait."""
+        self._added.extend(candidates)
+        self._more.set()
 
     def job(self) -> AbstractContextManager[Any]:
         """What a job holds while it measures."""
@@ -128,18 +142,32 @@ class Warming:
         """A portfolio that cannot be read or compiled is logged: tunings run without it."""
         try:
             items, _ = items_for(file.chosen(self._path), [self._environment])
-            compiling = precompile(items, self._cache, 1, self._stop.is_set, self._busy, self._turn)
-            done = list(_progress(compiling))
+            self._compile(items, "portfolio", logging.WARNING)
         except GemmtuneError as error:
             _log.warning("the portfolio is not compiled: %s", error)
-            return
-        if any(not one.cached for one in done):
-            failed = sum(one.error is not None for one in done)
-            _log.info("portfolio: %d kernels are compiled, %d failed", len(done) - failed, failed)
+        families = backend(self._environment.vendor).families()
+        while not self._stop.is_set():
+            self._more.wait()
+            self._more.clear()
+            added = [self._added.popleft() for _ in range(len(self._added))]
+            asked = [Item(self._environment, families[one.family], problem, one) for problem, one in added]
+            items = [
+                one for one in asked
+                if one.family.illegal(one.problem, one.solution, self._environment) is None
+            ]  # fmt: skip
+            try:
+                # That a candidate does not compile is an outcome of its problem's next tuning.
+                self._compile(items, "candidates that tunings ended without", logging.DEBUG)
+            except GemmtuneError as error:
+                _log.warning("the candidates that tunings ended without are not compiled: %s", error)
 
-
-def _progress(found: Iterator[Compiled]) -> Iterator[Compiled]:
-    for one in found:
-        if one.error is not None:
-            _log.warning("%s is not compiled: %s", one.item.solution.id, one.error)
-        yield one
+    def _compile(self, items: Sequence[Item], what: str, level: int) -> None:
+        """Compiles what is not in the cache. Failures of single kernels are logged at `level`."""
+        made = failed = 0
+        for one in precompile(items, self._cache, 1, self._stop.is_set, self._busy, self._turn):
+            if one.error is not None:
+                _log.log(level, "%s is not compiled: %s", one.item.solution.id, one.error)
+            failed += one.error is not None
+            made += one.error is None and not one.cached
+        if made or failed:
+            _log.info("%s: %d kernels are compiled, %d failed", what, made, failed)

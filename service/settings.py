@@ -156,7 +156,8 @@ class Settings(BaseSettings):
     )
     precompile: bool = Field(
         default=True,
-        description="Whether an idle worker compiles the portfolio for its device.",
+        description="Whether an idle worker compiles the portfolio for its device, and what tunings ended "
+        "without.",
     )
     portfolio: Path | None = Field(
         default=None,

@@ -267,6 +267,8 @@ class Worker:
             self._job = self._session = self._store = None
             if not self._stop.is_set():
                 self._between.tidy()
+                if self._runner is not None and self._precompile:
+                    self._warming.add(self._runner.take_uncompiled())
             self._idle.set()
         if self._stop.is_set():
             self._never()

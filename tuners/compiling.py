@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
@@ -13,6 +14,7 @@ from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing, NotCompiled
 from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
 from backends.protocol import Backend, DeviceListedFamily
 from backends.solution import Solution
 from tuners.device_process import Binaries, Task
@@ -21,7 +23,8 @@ from tuners.niceness import be_nice
 
 #: How long the host's first compilations are expected to take.
 HOST_COMPILE_SECONDS = 3.0
-
+#: Candidates that searches dropped and nobody took: the newest are kept.
+_MOST_DROPPED = 1000
 
 #: A candidate's binaries, or its failure; None if the search ended first.
 Job = Future[Binaries | Outcome | None]
@@ -54,11 +57,15 @@ class Compilers:
         self._finder = ThreadPoolExecutor(1)
         self._task: Task | None = None
         self._jobs: dict[str, Job] = {}
+        #: The candidates of these jobs.
+        self._begun: dict[str, Solution] = {}
         #: Of the host: candidates that are compiled when the caller waits for them.
         self._held: dict[str, Solution] = {}
         self._made: dict[str, Binaries | Outcome] = {}
         self._cached: set[str] = set()
         self._dropped = threading.Event()
+        #: What searches ended without, and for which problem, until take_uncompiled().
+        self._uncompiled: deque[tuple[GemmProblem, Solution]] = deque(maxlen=_MOST_DROPPED)
         #: Seconds that as many candidates as there are processors took to compile last, on the host.
         self._typical = HOST_COMPILE_SECONDS
         #: Seconds spent waiting for compilers.
@@ -89,7 +96,7 @@ class Compilers:
                 continue
             if self._beside:
                 job: Job = Future()
-                self._jobs[name] = job
+                self._jobs[name], self._begun[name] = job, solution
                 self._finder.submit(self._find, task, solution, self._dropped, job)
                 continue
             try:
@@ -128,7 +135,7 @@ class Compilers:
         for name in names:
             if self._task is not None and (solution := self._held.pop(name, None)) is not None:
                 job: Job = Future()
-                self._jobs[name] = job
+                self._jobs[name], self._begun[name] = job, solution
                 self._pool.submit(self._end, self._task, solution, self._dropped, job)
 
     def ready(self, solution: Solution) -> bool:
@@ -183,9 +190,19 @@ class Compilers:
         if wait_for_running:
             self._wait(list(self._jobs.values()), None, True)
         self._dropped = threading.Event()
+        names = list(self._jobs)
         self._collect()
+        if self._task is not None:
+            left = [self._begun[name] for name in names if name not in self._made]
+            self._uncompiled.extend((self._task.problem, one) for one in (*left, *self._held.values()))
         self._jobs.clear()
+        self._begun.clear()
         self._held.clear()
+
+    def take_uncompiled(self) -> list[tuple[GemmProblem, Solution]]:
+        """The candidates that searches asked for and ended without, and their problems, since the last call;
+        at most the newest 1000. A compiler that was running then may have compiled some meanwhile."""
+        return [self._uncompiled.popleft() for _ in range(len(self._uncompiled))]
 
     def close(self) -> None:
         """Drops queued jobs and stops the threads."""

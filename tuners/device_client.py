@@ -239,6 +239,11 @@ class DeviceClient:
         unnoticed = self.backend.traits.compiles_beside and mode == "graph"
         self._compilers.settle(wait_for_running=not unnoticed)
 
+    def take_uncompiled(self) -> list[tuple[GemmProblem, Solution]]:
+        """The candidates that searches asked for and ended without, and their problems, since the last
+        call."""
+        return self._compilers.take_uncompiled()
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """See Runner."""
         return self._compilers.compile(task, solutions)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,9 @@ import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
 
-from backends.cache import BinaryCache
-from backends.errors import InvalidProblem, ReadError
+from backends.cache import BinaryCache, CompiledOnly
+from backends.errors import InvalidProblem, NotCompiled, ReadError
+from backends.registry import backend
 from db.engine import reading, writing
 from service import portfolio as portfolios
 from service.cli import app
@@ -71,6 +77,39 @@ def test_a_worker_goes_on_without_a_portfolio_that_cannot_be_read(
     assert "the portfolio is not compiled: it is cut short" in caplog.text
     with warming.job():
         pass
+
+
+def test_candidates_that_tunings_ended_without_are_compiled_while_the_worker_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "chosen", lambda path: Portfolio((), {}))
+    family, cache = backend("cpu").families()["packed"], BinaryCache(tmp_path)
+    asked = problem(48, 64, 96)
+    illegal = replace(next(iter(family.solutions(asked, HERE))), parameters={"tile_m": -1})
+    (wanted,) = islice(family.solutions(asked, HERE), 1)
+    idle, looked = threading.Event(), threading.Event()
+
+    def busy() -> bool:
+        looked.set()
+        return not idle.is_set()
+
+    warming = portfolios.Warming(HERE, cache, busy)
+    warming.start()
+    warming.add([(asked, illegal), (asked, wanted)])
+    assert looked.wait(30)
+    with pytest.raises(NotCompiled):
+        family.compile(asked, wanted, HERE, CompiledOnly(tmp_path))
+    idle.set()
+    for _ in range(600):
+        with suppress(NotCompiled):
+            family.compile(asked, wanted, HERE, CompiledOnly(tmp_path))
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("it was not compiled")
+    warming.stop()
+    warming._thread.join(30)
+    assert not warming._thread.is_alive()
 
 
 def run(*arguments: str) -> tuple[int, Any]:

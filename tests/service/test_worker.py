@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sqlalchemy import Engine, func, select, update
 
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
+from backends.solution import Solution
 from db import fleet, models, outliers, queries, sessions
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS
@@ -638,6 +640,26 @@ def test_jobs_that_come_at_once_are_measured_one_after_the_other(
     for thread in threads:
         thread.join(30)
     assert (seen, sorted(ended)) == ([1, 1, 1], ["first", "second", "third"])
+
+
+@ON_SQLITE
+def test_what_a_job_ended_without_is_compiled_later(
+    bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(workers.plan.settings, bench.engine, workers.plan.device)
+    left = [(problem(32), Solution("packed", 1, {"threads": 1}))]
+    runner = SimpleNamespace(take_uncompiled=lambda: [left.pop()] if left else [])
+    added: list[Any] = []
+    monkeypatch.setattr(worker, "_one", lambda job_id: None)
+    monkeypatch.setattr(worker, "_check_device", lambda: None)
+    monkeypatch.setattr(worker, "_runner", runner)
+    monkeypatch.setattr(worker._warming, "add", added.extend)
+    counts = []
+    for precompiles in (False, True, True):
+        monkeypatch.setattr(worker, "_precompile", precompiles)
+        worker._take("job")
+        counts.append(len(added))
+    assert counts == [0, 1, 1]
 
 
 # ---- the database goes away --------------------------------------------------------------------

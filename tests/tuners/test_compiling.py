@@ -147,6 +147,34 @@ def test_settling_leaves_what_is_begun_to_the_cache_where_it_does_not_wait(make:
     assert not compilers.ready(one("a"))
 
 
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_search_ended_without_is_told_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, beside: bool, waits: bool
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one compiler beside a device
+    compilers, slow = make(beside=beside)
+    slow.gate.set()
+    compilers.compile(TASK, [one("done")])
+    slow.gate.clear()
+    compilers.begin(TASK, [one("done"), one("a"), one("b", "quick"), one("c")])
+    if beside:
+        assert slow.started.acquire(timeout=30)
+    threading.Timer(0.05, slow.gate.set).start()
+    compilers.settle(wait_for_running=waits)
+    assert compilers.take_uncompiled() == [(TASK.problem, one("a")), (TASK.problem, one("c"))]
+    assert compilers.take_uncompiled() == []
+
+
+def test_only_the_newest_that_nobody_takes_are_kept(make: Make) -> None:
+    compilers, _ = make(beside=False)
+    compilers.begin(TASK, [one(str(number)) for number in range(1200)])
+    compilers.settle()
+    assert [s.parameters["name"] for _, s in compilers.take_uncompiled()] == [
+        str(n) for n in range(200, 1200)
+    ]
+
+
 @pytest.mark.parametrize(("beside", "screened", "proven"), [(True, 2, 3), (False, 3, 3)])
 def test_beside_a_device_a_proofs_problems_are_compiled_for_it_alone(
     make: Make, beside: bool, screened: int, proven: int
