@@ -24,15 +24,15 @@ struct ScaledGroupedArgs : GroupedArgs {
     i64 scale_a_bytes, scale_b_bytes;  // of all scales
 };
 
-// The same, with quantised weights, whose stride is in bytes (backends/kernels/grouped.py: GroupedWeightArgs). `scale_row`:
-// scales of a row. Bytes: from the scales and zero points of a group to those of the next one, and of all.
+// The same, with quantised weights, whose stride is in bytes (backends/kernels/grouped.py: GroupedWeightArgs).
+// `scale_row`: scales of a row. Bytes: from the scales and zero points of a group to those of the next one, and of all.
 struct GroupedWeightArgs : GroupedArgs {
     const void *scales, *zeros;
     i64 scale_row, scale_group, zero_group, scale_bytes, zero_bytes;
 };
 
-// Which elements share a scale. kRowScales: a row of the weights, and a column. kBlockScales: 128 x 128 weights, and 128
-// elements of a column: [groups][ceil(m / 128)][ceil(k / 128)] and [n][ceil(k / 128)].
+// Which elements share a scale. kRowScales: a row of the weights, and a column. kBlockScales: 128 x 128 weights, and
+// 128 elements of a column: [groups][ceil(m / 128)][ceil(k / 128)] and [n][ceil(k / 128)].
 enum GroupedScales { kUnscaled = 0, kRowScales = 1, kBlockScales = 2 };
 constexpr int kScaleBlock = 128;
 
