@@ -36,6 +36,7 @@ timed launches take turns among draws, and their time is a mean (draws_of).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
@@ -228,6 +229,20 @@ def routing_of_draw(p: ProblemFields, draw: int) -> str:
 def ends_of(p: ProblemFields, draw: int = 0) -> npt.NDArray[np.int32]:
     """Ends of the groups' rows, int32 [groups]: the operand `offsets`."""
     return np.cumsum(counts_of(p, draw)).astype(np.int32)
+
+
+def check_ends(ends: Iterable[int], rows: int) -> None:
+    """Raises InvalidProblem for ends that are below 0, beyond so many rows, or before the end of the group
+    before: of one that goes back two groups would have the same rows."""
+    before = 0
+    for group, end in enumerate(ends):
+        if not before <= end <= rows:
+            raise InvalidProblem(
+                f"offsets[{group}] is {end}; the end of a group is at least that of the group before it, "
+                f"{before}, and at most the product's rows, {rows}",
+                "offsets",
+            )
+        before = end
 
 
 def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:

@@ -104,6 +104,12 @@ class ProblemFields:
         weight matrix."""
         return self.dtype_b if self.weight_only else self.dtype_a
 
+    @property
+    def multiplied_as(self) -> str:
+        """The type of the instructions that multiply, by which compute ceilings are named: tf32, or
+        input_type."""
+        return "tf32" if self.compute == "tf32" else self.input_type
+
 
 def check_types(p: ProblemFields) -> None:
     """Checks operand types and compute type, and replaces aliases by canonical names."""

@@ -130,8 +130,7 @@ class Lists:
             self._jobs.clear()
             return
         problem, env = shape.problem(self.dtype), runner.environment
-        kind = "tf32" if problem.compute == "tf32" else problem.dtype_a
-        ceilings = ceilings_of(runner, [kind])
+        ceilings = ceilings_of(runner, [problem.multiplied_as])
         values = {
             "kind": "gpu", "uuid": env.uuid, "index": runner.device.index, "environment": env.to_dict(),
             "ceilings": None if ceilings is None else asdict(ceilings),

@@ -46,6 +46,9 @@ _CLASS_SECONDS = 1.0
 class TuningService(Protocol):
     """Implemented by service.tunings.Tunings and by tests' fakes."""
 
+    def check_share(self, share: Share | None, priority: int) -> None:
+        """Raises Refused for a client that may have no job more of this priority in the queue."""
+
     def submit(
         self,
         device_class: DeviceClass,

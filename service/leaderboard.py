@@ -61,8 +61,7 @@ def ceilings(connection: Connection, device_class_id: str, policy_id: str) -> di
         if row["binds"] == "memory":
             memory.append((problem.bytes_read + problem.bytes_written) / seconds)
         else:
-            kind = "tf32" if problem.compute == "tf32" else problem.input_type
-            compute.setdefault(kind, []).append(problem.flops / seconds)
+            compute.setdefault(problem.multiplied_as, []).append(problem.flops / seconds)
     return {
         "device_class": device_class_id,
         "policy_id": policy_id,

@@ -39,6 +39,12 @@ class Tunings:
         """Closes the queue's connections; the database's engine is the caller's."""
         self._queue.close()
 
+    def check_share(self, share: Share | None, priority: int, count: int = 1) -> None:
+        """Raises Refused (429) if the client may not have `count` more jobs of this priority in the queue."""
+        if share is not None:
+            with writing(self._engine) as connection:
+                share.check(connection, priority, count)
+
     def submit(
         self,
         device_class: DeviceClass,
@@ -74,9 +80,7 @@ class Tunings:
             None if campaign is None else campaign.seconds,
             None if campaign is None else _told(campaign),
         )
-        if share is not None:  # before anything is stored in pieces
-            with writing(self._engine) as connection:
-                share.check(connection, priority, len(wanted))
+        self.check_share(share, priority, len(wanted))  # before anything is stored in pieces
         problems = [problem for problem, _ in wanted]
         staged = self._stage(device_class, request, problems) if len(wanted) > PIECE else None
         with writing(self._engine) as connection:

@@ -103,7 +103,7 @@ def _roofline(points: Sequence[Tuned], problems: Mapping[str, Any]) -> dict[str,
         row, problem = one.row, problems[one.problem_id]
         moved = problem.bytes_read + problem.bytes_written
         bound = row.roofline_share * row.seconds
-        dtype = "tf32" if problem.compute == "tf32" else problem.dtype_a
+        dtype = problem.multiplied_as
         if row.binds == "memory":
             memory = max(memory, moved / bound)
         else:

@@ -33,8 +33,9 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """What an estimate reads of a problem: its kind (GemmProblem.kind), the type of A, and its sizes in
-    column-major terms."""
+    """What an estimate reads of a problem: its kind (GemmProblem.kind), the type of the row-major problem's
+    A, and its sizes in column-major terms. Beside quantised weights that A is the activations, whose type is
+    the one that is multiplied."""
 
     kind: str
     dtype: str
@@ -46,7 +47,7 @@ class Shape:
     @classmethod
     def of(cls, problem: GemmProblem) -> Shape:
         """The shape of a problem."""
-        return cls(problem.kind, problem.dtype_a, problem.m, problem.n, problem.k, problem.batch)
+        return cls(problem.kind, problem.dtype_b, problem.m, problem.n, problem.k, problem.batch)
 
 
 @dataclass(frozen=True)

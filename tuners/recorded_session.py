@@ -118,8 +118,7 @@ class RecordedSession:
     def _limit(self, ceilings: CeilingsOf, beaten: bool = False) -> Bound:
         """The problem's bound. Raises GemmtuneError or KeyError."""
         problem = self._spec.problem
-        kind = "tf32" if problem.compute == "tf32" else problem.input_type
-        return bound(problem, ceilings([kind], beaten))
+        return bound(problem, ceilings([problem.multiplied_as], beaten))
 
     def _result_of(self, session: Session, error: str | None, seconds: float, compiling: float) -> Result:
         counts = {**vars(session.counts), "compiling_seconds": compiling, "total_seconds": seconds}

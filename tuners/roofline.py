@@ -38,8 +38,7 @@ def bound(problem: GemmProblem, ceilings: Ceilings) -> Bound:
     """
     read, copy = ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second
     per_written = max(2 / copy - 1 / read, 0.0)
-    kind = "tf32" if problem.compute == "tf32" else problem.input_type
     return Bound(
-        compute_seconds=problem.flops / ceilings.flops_per_second[kind],
+        compute_seconds=problem.flops / ceilings.flops_per_second[problem.multiplied_as],
         memory_seconds=problem.bytes_read / read + problem.bytes_written * per_written,
     )

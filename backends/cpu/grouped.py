@@ -17,7 +17,7 @@ from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, th
 from backends.cpu.host import Array, HostOperands, array_at
 from backends.cpu.torch_gemm import import_torch, set_torch_threads, tensor
 from backends.environment import Environment
-from backends.grouping import TYPES, quantised_groups
+from backends.grouping import TYPES, check_ends, quantised_groups
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -69,7 +69,7 @@ class TorchGrouped(GroupedLoop):
 
             def launch() -> None:
                 with torch.inference_mode():
-                    for group, start, end in _spans(offsets):
+                    for group, start, end in _spans(offsets, problem.n):
                         torch.mm(left[start:end], right[group], out=d[start:end])
 
             return launch
@@ -134,7 +134,7 @@ def _upcast(
     left, d = o.left[0], o.d[0]
 
     def launch() -> None:
-        for group, start, end in _spans(offsets):
+        for group, start, end in _spans(offsets, len(rows)):
             fill(group)
             np.copyto(rows[start:end], left[start:end])
             np.matmul(rows[start:end], weights.T, out=product[start:end])
@@ -148,10 +148,12 @@ def _offsets(p: GemmProblem, operands: Operands) -> Array:
     return found
 
 
-def _spans(offsets: Array) -> Iterator[tuple[int, int, int]]:
-    """(group, first row, end) of every group that has rows, as the offsets say now."""
-    start = 0
-    for group, end in enumerate(offsets.tolist()):
+def _spans(offsets: Array, rows: int) -> Iterator[tuple[int, int, int]]:
+    """(group, first row, end) of every group that has rows, as the offsets say now. Raises InvalidProblem as
+    check_ends() does."""
+    ends, start = offsets.tolist(), 0
+    check_ends(ends, rows)
+    for group, end in enumerate(ends):
         if end > start:
             yield group, start, end
         start = end

@@ -10,6 +10,7 @@ from math import ceil
 from typing import ClassVar
 
 from backends.archs import GpuArch
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig, KernelFamily, Values, number
 from backends.kernels.legality import (
@@ -161,7 +162,7 @@ class FewColumnsFamily(KernelFamily):
         here = min(resident, ceil(blocks / units))
         bytes_each, used = self.loads(product, values, warp)
         speed = min(1.0, here * self.threads(values, warp) * bytes_each * used / arch.rates.in_flight_bytes)
-        read = product.m * product.k * product.element_bytes * product.batch
+        read = DTYPES[product.problem.dtype_a].size(product.m * product.k) * product.batch
         waves = blocks / (resident * units)
         busiest = read / blocks * ceil(blocks / units)  # the last wave's tail included
         uneven = busiest if waves <= 1 else (busiest + read / units) / 2

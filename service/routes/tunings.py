@@ -49,6 +49,8 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
     share = share_of(request.scope, service.settings)
     campaign, seconds = None, asked.budget.campaign_seconds
     if seconds is not None:
+        # A plan reads every best row of the class: not for a client that may have no job more.
+        service.tunings.check_share(share, asked.priority)
         campaign = service.read(plan_campaign, str(device), settings.policy.id, items, seconds, asked.force)
     created = service.tunings.submit(
         device, settings, items, asked.priority, asked.force, share, traceparent_of(request.scope), campaign

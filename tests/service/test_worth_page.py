@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from backends.problem import from_linear
+from db import worth
 from db.engine import reading, writing
 from service.report_answers import Worth
-from service.worth import worth_report
+from service.worth import tuned_row, worth_report
 from service.worth_page import worth_page
 from tests.db.samples import BASELINE, HERE, problem, start, store_session
 from tests.service.test_worth import SCOPE, WON, listed
+from tuners.expected_gain import Shape
 
 _VOID = {"meta", "circle", "path", "rect"}
 
@@ -90,6 +93,23 @@ def test_the_detail_is_that_of_the_verdicts(filled: Engine) -> None:
         assert row["share"] == 0.5
         bound = row["flops_per_second"] / row["share"]
         assert bound <= row["intensity"] * roofline["bytes_per_second"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("weights", "scales", "of_scales"),
+    [("fp8_e4m3", "outer", "bf16"), ("int8", "outer", "bf16"), ("fp4_e2m1", "block_1x32", "fp8_e8m0")],
+)
+def test_products_of_quantised_weights_are_under_the_type_that_is_multiplied(
+    engine: Engine, weights: str, scales: str, of_scales: str
+) -> None:
+    quantised = from_linear(16, 64, 64, "bf16", dtype_b=weights, scale_b=scales, scale_dtype=of_scales)
+    with writing(engine) as connection:
+        store_session(connection, start(quantised), WON)
+        (row,) = worth.tuned(connection, SCOPE)
+    (point,) = report(engine)["detail"]["roofline"]["problems"]
+    assert (point["problem_id"], point["dtype"]) == (quantised.id, "bf16")
+    # An estimate finds the row by the shape that is asked for.
+    assert tuned_row(row).shape == Shape.of(quantised)
 
 
 def test_gains_are_limited_and_without_detail_there_are_none(filled: Engine) -> None:

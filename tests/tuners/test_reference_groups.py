@@ -3,6 +3,7 @@ and the CPU's loops over groups."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from backends.cache import BinaryCache
 from backends.cpu.backend import CpuBackend
 from backends.dtypes import DTYPES, to_host
+from backends.errors import InvalidProblem
 from backends.gpu.device_reference import GpuReference
 from backends.grouping import NO_ROUTING, counts_of, ends_of, spans_of
 from backends.operands import Operands, layouts
@@ -243,6 +245,11 @@ def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
         out = layout.view(buffers["d"].download(0, layout.bytes).view(layout.dtype.storage))
         reference, _ = make_reference(Case(other, 3, "normal", "exact"))
         assert compare(reference, out).wrong == ""
+    for wrong, said in (([10, 5, 20, 30, 61], "[1] is 5"), ([-1, 5, 20, 30, 61], "[0] is -1"),
+                        ([10, 10, 20, 30, 62], "[4] is 62")):  # fmt: skip
+        buffers["offsets"].upload(np.array(wrong, np.int32).view(np.uint8))
+        with pytest.raises(InvalidProblem, match=re.escape(f"offsets{said}; the end of a group is at least")):
+            launch()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

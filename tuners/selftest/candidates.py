@@ -50,7 +50,7 @@ _LOG = 2000
 _REFUSED = (Status.ILLEGAL,)
 #: What a report says of the problems.
 _COVERED: Mapping[str, Callable[[GemmProblem], str]] = {
-    "types": lambda p: "tf32" if p.compute == "tf32" else p.input_type,
+    "types": lambda p: p.multiplied_as,
     "transposes": lambda p: p.trans_a + p.trans_b,
     "epilogues": lambda p: p.epilogue,
     "betas": lambda p: p.beta,

@@ -48,7 +48,7 @@ def problems(large: bool = False) -> tuple[GemmProblem, ...]:
 
 def traits(p: GemmProblem) -> frozenset[str]:
     """What a problem covers."""
-    kind = "tf32" if p.compute == "tf32" else p.input_type
+    kind = p.multiplied_as
     return frozenset(
         {
             _type_and_size(p),

@@ -3,9 +3,9 @@
 // BLOCKS: the sums of 128 elements of k are multiplied by the scales of a tile's rows and of a column before they are
 // added.
 //
-// READS says where a lane reads in a slot: weights(slot, row, step) and inputs(slot, half, step), its 16 bytes of a step,
-// of its row of the eight from `row` on and of its column of a group of eight; and with BLOCKS of_rows(slot, tile, of)
-// and of_column(slot, column, of), scales of the chunk's block `of`.
+// READS says where a lane reads in a slot: weights(slot, row, step) and inputs(slot, half, step), its 16 bytes of a
+// step, of its row of the eight from `row` on and of its column of a group of eight; and with BLOCKS of_rows(slot,
+// tile, of) and of_column(slot, column, of), scales of the chunk's block `of`.
 #pragma once
 
 #include "device/mma_bytes.h"

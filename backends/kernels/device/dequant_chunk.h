@@ -1,6 +1,6 @@
-// A chunk of quantised weights, their scales and zero points, and the activations: its layout in shared memory (a *slot*
-// of the ring of dequant_ring.h, which has the overview), the copies that fill a slot, where a lane reads in it, and a
-// lane's row of weights, converted.
+// A chunk of quantised weights, their scales and zero points, and the activations: its layout in shared memory (a
+// *slot* of the ring of dequant_ring.h, which has the overview), the copies that fill a slot, where a lane reads in it,
+// and a lane's row of weights, converted.
 #pragma once
 
 #include "device/dequantise.h"
@@ -85,8 +85,8 @@ struct DequantChunk {
                 if constexpr (kFloatZeros)
                     copy_line_words<kScaleBytes, ROWS>(slot + kZ + row * kScaleBytes, zeros, ld, at, rows, bytes);
                 if constexpr (QUANT::kZero == kWords)
-                    copy_line_words<kScales * 4, ROWS / 8>(slot + kZ + row / 8 * kScales * 4, zeros, groups * 4, from * 4,
-                                                           rows / 8, there * 4);
+                    copy_line_words<kScales * 4, ROWS / 8>(slot + kZ + row / 8 * kScales * 4, zeros, groups * 4,
+                                                           from * 4, rows / 8, there * 4);
             }
         }
     };
@@ -146,8 +146,8 @@ struct DequantChunk {
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) out[i] = all.at[i];
         }
-        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
-        // the lane's pairs, converted. The lanes of a row read the same words.
+        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number
+        // `number` the lane's pairs, converted. The lanes of a row read the same words.
         GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
             const int line = row + from + group;
             Words words[kWords32];

@@ -1,5 +1,5 @@
-// Products of quantised weights by AMD's matrix instructions: a block computes BM x BN of D (weight_tile.h), or a slice of
-// k's part of it. Sums pass through shared memory on their way to D (sum_patch.h).
+// Products of quantised weights by AMD's matrix instructions: a block computes BM x BN of D (weight_tile.h), or a slice
+// of k's part of it. Sums pass through shared memory on their way to D (sum_patch.h).
 #pragma once
 
 #include "device/matrix_epilogue.h"

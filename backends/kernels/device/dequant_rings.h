@@ -6,8 +6,8 @@
 //
 // SHARE blocks beside each other along x multiply the same activations: each requests a part of the columns of a stage,
 // which TMA multicasts to all of them, and a stage is free when all have read it. Along y the cluster has SPLITS of
-// them. READERS: warps of a block that read a slot; BM / 16 of them read a stage. Every lane of a reader says that it has
-// read a slot, not one for its warp: a compiler may leave out the warp's barrier before.
+// them. READERS: warps of a block that read a slot; BM / 16 of them read a stage. Every lane of a reader says that it
+// has read a slot, not one for its warp: a compiler may leave out the warp's barrier before.
 #pragma once
 
 #include "device/dequant_chunk.h"

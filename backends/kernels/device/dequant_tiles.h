@@ -1,5 +1,5 @@
-// The products of a chunk of quantised weights in shared memory (dequant_ring.h, grouped_ring.h): a warp's TILES tiles of
-// sixteen rows by the chunk's columns on mma.sync. CHUNK: DequantChunk.
+// The products of a chunk of quantised weights in shared memory (dequant_ring.h, grouped_ring.h): a warp's TILES tiles
+// of sixteen rows by the chunk's columns on mma.sync. CHUNK: DequantChunk.
 #pragma once
 
 #include "device/dequant_chunk.h"
@@ -27,7 +27,8 @@ struct DequantTiles {
     using Row = typename CHUNK::Row;
     static constexpr bool kAfter = CHUNK::kAfter, kFolded = CHUNK::kFolded;
     static constexpr int kTiles = TILES, kHalves = CHUNK::kHalves, kSteps = CHUNK::kSteps, kEights = CHUNK::kEights;
-    static constexpr int kRun = kAfter ? CHUNK::kGroup / CHUNK::kStep : 1;  // steps that are summed before they are scaled
+    // Steps that are summed before they are scaled.
+    static constexpr int kRun = kAfter ? CHUNK::kGroup / CHUNK::kStep : 1;
     // Tiles whose weights are dequantised before activations are read again.
     static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
     using Sums = float[kTiles][kHalves][4];

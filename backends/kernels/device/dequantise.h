@@ -7,12 +7,13 @@
 // q < 256, because bf16's first binade continues its subnormal numbers. A multiplication by 2^127 leaves q / 64.
 //
 // A 4-bit float (e2m1) becomes one of 16 bits by moving its sign, exponent and mantissa to where that has them. The
-// other bias makes it smaller by a power of two, by which it is multiplied; its subnormal number 0.5 is subnormal there,
-// too. That is exact, and so are sums that are multiplied by the group's scale, a power of two, in fp32. Weights are
-// not: 6 times 2^127 is beyond bf16, and fp16 has five of the scales' eight bits of exponent.
+// other bias makes it smaller by a power of two, by which it is multiplied; its subnormal number 0.5 is subnormal
+// there, too. That is exact, and so are sums that are multiplied by the group's scale, a power of two, in fp32. Weights
+// are not: 6 times 2^127 is beyond bf16, and fp16 has five of the scales' eight bits of exponent.
 //
 // An 8-bit float (e4m3) is moved alike, with its subnormal numbers. Its NaN has the bits of 480, the next number beyond
-// the largest, 448. A factor takes the one beyond the range of 16 bits and the other not, and zero times infinity is NaN.
+// the largest, 448. A factor takes the one beyond the range of 16 bits and the other not, and zero times infinity is
+// NaN.
 //
 // Both halves of a word are converted at once, in one of two orders. The order of memory, (0, 1), (2, 3), ..., takes
 // a byte permutation a pair. A mask alone gives (0, 4), (1, 5), (2, 6), (3, 7) of eight 4-bit integers; paired()

@@ -24,15 +24,15 @@ struct ScaledGroupedArgs : GroupedArgs {
     i64 scale_a_bytes, scale_b_bytes;  // of all scales
 };
 
-// The same, with quantised weights, whose stride is in bytes (backends/kernels/grouped.py: GroupedWeightArgs). `scale_row`:
-// scales of a row. Bytes: from the scales and zero points of a group to those of the next one, and of all.
+// The same, with quantised weights, whose stride is in bytes (backends/kernels/grouped.py: GroupedWeightArgs).
+// `scale_row`: scales of a row. Bytes: from the scales and zero points of a group to those of the next one, and of all.
 struct GroupedWeightArgs : GroupedArgs {
     const void *scales, *zeros;
     i64 scale_row, scale_group, zero_group, scale_bytes, zero_bytes;
 };
 
-// Which elements share a scale. kRowScales: a row of the weights, and a column. kBlockScales: 128 x 128 weights, and 128
-// elements of a column: [groups][ceil(m / 128)][ceil(k / 128)] and [n][ceil(k / 128)].
+// Which elements share a scale. kRowScales: a row of the weights, and a column. kBlockScales: 128 x 128 weights, and
+// 128 elements of a column: [groups][ceil(m / 128)][ceil(k / 128)] and [n][ceil(k / 128)].
 enum GroupedScales { kUnscaled = 0, kRowScales = 1, kBlockScales = 2 };
 constexpr int kScaleBlock = 128;
 
@@ -107,16 +107,19 @@ private:
         }
         warp_barrier();
         int sum = 0;
+        bool back = false;  // a group ends before the one before it
         if (counts) {
             GEMMTUNE_UNROLL
             for (int i = 0; i < kEach; ++i) {
                 const int group = first + i, start = group > 0 ? ends[group - 1] : 0;
                 const int columns = group < args.groups ? ends[group] - start : 0;
+                back |= columns < 0;
                 sum += columns > 0 ? (columns + COLUMNS - 1) / COLUMNS : 0;
                 before[group] = sum;
             }
         }
         warp_barrier();
+        back = warp_any(back);
         // (Unrolled, so that the loads do not wait for one another: no tile starts before this.)
         int earlier = 0;
         GEMMTUNE_UNROLL
@@ -128,6 +131,22 @@ private:
         if (counts) {
             GEMMTUNE_UNROLL
             for (int i = 0; i < kEach; ++i) before[first + i] += earlier;
+        }
+        if (GEMMTUNE_RARELY(back)) {
+            warp_barrier();
+            if (lane == 0) count_forward(args.groups);
+        }
+    }
+
+    // The same by one lane, where ends go back: no group begins before the last end so far, so that no two have the
+    // same columns.
+    GEMMTUNE_DEVICE void count_forward(int groups) const {
+        int last = 0, sum = 0;
+        GEMMTUNE_ROLL
+        for (int group = 0; group < GROUPS; ++group) {
+            const int columns = group < groups ? ends[group] - last : 0;
+            if (columns > 0) last += columns, sum += (columns + COLUMNS - 1) / COLUMNS;
+            ends[group] = last, before[group] = sum;
         }
     }
 };

@@ -17,10 +17,10 @@ struct ArgsOfGroups<true> {
     using Type = ScaledGroupedArgs;
 };
 
-// INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the weights of every group begin
-// at a multiple of 16 bytes. SCALES: enum GroupedScales.
-template <typename INSTRUCTION, typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK,
-          int WM, int WN, int STAGES, int SCALES>
+// INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the weights of every group
+// begin at a multiple of 16 bytes. SCALES: enum GroupedScales.
+template <typename INSTRUCTION, typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN,
+          int BK, int WM, int WN, int STAGES, int SCALES>
 struct GroupedStagedTile {
     using Args = typename ArgsOfGroups<SCALES != kUnscaled>::Type;
     using Product = RegisterStagedTile<INSTRUCTION, TYPES, true, true, WHOLE_A, WHOLE_B, FAR, BM, BN, BK, WM, WN,
@@ -61,9 +61,9 @@ struct GroupedStagedTile {
 
 private:
     template <typename AFTER>
-    static GEMMTUNE_DEVICE void multiply(const ScaledArgs& own, const GroupedTilePlace& at, const Slice<BK>& every, int row,
-                                         int column, bool idle, char* shared, Sums (&sum)[kTilesM][kTilesN],
-                                         AFTER& after) {
+    static GEMMTUNE_DEVICE void multiply(const ScaledArgs& own, const GroupedTilePlace& at, const Slice<BK>& every,
+                                         int row, int column, bool idle, char* shared,
+                                         Sums (&sum)[kTilesM][kTilesN], AFTER& after) {
         if (idle) Product::template multiply<true>(own, 0, at.row, 0, every, row, column, shared, sum, after);
         else Product::template multiply<false>(own, 0, at.row, 0, every, row, column, shared, sum, after);
     }

@@ -70,8 +70,8 @@ private:
     }
 };
 
-// Copies `there` of BYTES bytes of `count` of LINES lines, `ld` bytes apart, by 4-byte words; the others are zero. SIDE neighbouring
-// lines, of which the first is number `phase`, are copies of one, and these lie `ld` bytes apart.
+// Copies `there` of BYTES bytes of `count` of LINES lines, `ld` bytes apart, by 4-byte words; the others are zero. SIDE
+// neighbouring lines, of which the first is number `phase`, are copies of one, and these lie `ld` bytes apart.
 template <int BYTES, int LINES, int SIDE = 1>
 GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at, int count, int there, int phase = 0) {
     constexpr int kWords = BYTES / 4;
@@ -87,10 +87,11 @@ GEMMTUNE_DEVICE void copy_line_words(char* to, const char* from, i64 ld, i64 at,
 
 // The same of lines of bytes that start anywhere, at multiples of `ld` from an address that is a multiple of 4: in
 // shared memory a line has the word that its first byte is in, and BYTES / 4 more. `at` is a multiple of 4. The
-// operand's last word may end beyond its last byte, at `end`: that one is read byte by byte. Bytes of a line's last word
-// that are the next line's are zero.
+// operand's last word may end beyond its last byte, at `end`: that one is read byte by byte. Bytes of a line's last
+// word that are the next line's are zero.
 template <int BYTES, int LINES>
-GEMMTUNE_DEVICE void copy_line_bytes(char* to, const char* from, i64 ld, i64 at, int count, int there, const char* end) {
+GEMMTUNE_DEVICE void copy_line_bytes(char* to, const char* from, i64 ld, i64 at, int count, int there,
+                                     const char* end) {
     constexpr int kWords = BYTES / 4 + 1;
     GEMMTUNE_UNROLL
     for (int i = 0; i < LINES * kWords; i += 32) {

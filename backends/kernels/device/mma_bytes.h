@@ -22,7 +22,9 @@ inline void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)
     static_assert(kWarp == 32, "fragments are of 32 lanes");
     const auto lanes = host::exchange(Fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
     const int group = lane_index() / 4, member = lane_index() % 4;
-    const auto element = [](unsigned word, int at) { return static_cast<int>(static_cast<signed char>(word >> 8 * at)); };
+    const auto element = [](unsigned word, int at) {
+        return static_cast<int>(static_cast<signed char>(word >> 8 * at));
+    };
     for (int i = 0; i < 4; ++i) {
         const int row = group + (i / 2) * 8, column = 2 * member + i % 2;
         for (int k = 0; k < 32; ++k) {

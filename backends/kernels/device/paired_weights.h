@@ -65,8 +65,8 @@ struct MagnitudesOf<Half> {
 template <typename T, typename QUANT>
 constexpr float kLeft = QUANT::kBits == 4 ? PowerOf<T>::kLeft : 0.0f;
 
-// The eight weights of a word of 4-bit ones. Integers are minus the whole zero point `zero` in fp16; in bf16 they are themselves plus
-// PowerOf::kLeft. Signed ones are larger by kConstantZero, which is part of `zero`.
+// The eight weights of a word of 4-bit ones. Integers are minus the whole zero point `zero` in fp16; in bf16 they are
+// themselves plus PowerOf::kLeft. Signed ones are larger by kConstantZero, which is part of `zero`.
 template <typename T, typename QUANT>
 GEMMTUNE_DEVICE void paired_weights(unsigned word, unsigned zero, unsigned (&out)[4]) {
     if constexpr (QUANT::kFloat) {

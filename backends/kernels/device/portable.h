@@ -13,6 +13,7 @@
 //                                                 line
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, must take part
+//   warp_any(condition)                           whether it holds for any thread of the warp; all must take part
 //   named_barrier_sync<THREADS>()                 a barrier of THREADS threads of the block, which may reach it
 //                                                 from different places in the program
 //   named_barrier_sync<THREADS>(number)           the barrier of this number, 1 to 15, of THREADS threads of the

@@ -48,6 +48,7 @@ GEMMTUNE_DEVICE char* opaque_shared(char* p) {
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+GEMMTUNE_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
 // volatile: loads are issued in program order, all of them before the first use, and after a wait that precedes
 // them. Not ld.global.nc, which assumes read-only data: the previous launch may have stored to the address

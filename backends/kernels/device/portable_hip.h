@@ -60,6 +60,13 @@ GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) {
     const int lane = static_cast<int>(thread_index() % kWarp) ^ mask, bits = __builtin_bit_cast(int, value);
     return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(lane * 4, bits));
 }
+GEMMTUNE_DEVICE bool warp_any(bool condition) {
+#if GEMMTUNE_WARP == 64
+    return __builtin_amdgcn_ballot_w64(condition) != 0;
+#else
+    return __builtin_amdgcn_ballot_w32(condition) != 0;
+#endif
+}
 
 typedef unsigned Vector4 __attribute__((ext_vector_type(4)));
 typedef unsigned Vector2 __attribute__((ext_vector_type(2)));

@@ -4,10 +4,10 @@
 // A lane multiplies eight neighbours along k at a time: one 32-bit word of 4-bit weights, or two of 8-bit ones, and a
 // 16-byte chunk of activations. It reads four words of weights at once.
 //
-// 4 bits: the lanes of a row take words in turn, as staged_operand.h: Read takes chunks. The 16 words of 128 elements of
-// a row are moved on their way to shared memory so that a lane's lie side by side.
-// 8 bits: the lanes of a row take 16-byte chunks in turn, so weights stay where they are. A chunk is 16 elements, those of
-// one step or two, for which the lane takes neighbouring chunks of activations (kTurns).
+// 4 bits: the lanes of a row take words in turn, as staged_operand.h: Read takes chunks. The 16 words of 128 elements
+// of a row are moved on their way to shared memory so that a lane's lie side by side.
+// 8 bits: the lanes of a row take 16-byte chunks in turn, so weights stay where they are. A chunk is 16 elements, those
+// of one step or two, for which the lane takes neighbouring chunks of activations (kTurns).
 #pragma once
 
 #include "device/paired_weights.h"
@@ -123,8 +123,8 @@ struct WeightScales {
 
 // Scales and zero points of a lane's rows of weights, one of each LINES of the TILES x LINES of its wavefront, and of
 // BK elements of k, of which a row has at least as many. Those of the next elements are requested while these are
-// used. Where a row ends, they are read up to its end, and shifted to where they belong. A whole row's (QUANT::kGroup 0)
-// are the same for all elements. T: of the activations.
+// used. Where a row ends, they are read up to its end, and shifted to where they belong. A whole row's (QUANT::kGroup
+// 0) are the same for all elements. T: of the activations.
 template <typename T, typename QUANT, int TILES, int LINES, int BK>
 struct LaneScales {
     using Scale = typename QUANT::Scale;
@@ -188,8 +188,8 @@ public:
         }
     }
 
-    // Of tile `tile` and group `of`: the scale; the whole zero point; what is to be subtracted from sums of weights, for
-    // each activation, before they are scaled; and what is to be added after.
+    // Of tile `tile` and group `of`: the scale; the whole zero point; what is to be subtracted from sums of weights,
+    // for each activation, before they are scaled; and what is to be added after.
     GEMMTUNE_DEVICE float scale(int tile, int of) const { return number(now_.scales[tile], of); }
     GEMMTUNE_DEVICE unsigned zero(int tile, int of) const {
         if constexpr (kOfRows) return now_.zeros[tile][of] >> lane_index() % 8 * 4 & 15u;

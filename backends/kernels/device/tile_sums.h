@@ -1,8 +1,8 @@
 // The end of a tile of D on Hopper (tile_wgmma.h, dequant_tma_wgmma.h): the sums of BM / 16 warps, each sixteen rows by
-// BN columns in wgmma's registers, on their way to D through shared memory. THREADS, the block's first ones, store them.
-// SPLITS blocks of a cluster have a slice of k each of the same tile, and TILES tiles are beside each other in the
-// cluster: a block adds up every SPLITS-th column over all slices, in the order of slices, and stores it. PLAINLY: END
-// has a path for plain epilogues.
+// BN columns in wgmma's registers, on their way to D through shared memory. THREADS, the block's first ones, store
+// them. SPLITS blocks of a cluster have a slice of k each of the same tile, and TILES tiles are beside each other in
+// the cluster: a block adds up every SPLITS-th column over all slices, in the order of slices, and stores it. PLAINLY:
+// END has a path for plain epilogues.
 #pragma once
 
 #include "device/epilogue.h"

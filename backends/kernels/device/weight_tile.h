@@ -4,7 +4,8 @@
 //
 // Weights are the instructions' second operand: a lane has one row of them, and its sums are of the same row, so that
 // it needs one scale and one zero point. The sums of a group of k are multiplied by its scale in fp32 before they are
-// added; where a row has one scale, those of a tile. No scaled weight is rounded, and MXFP4 is exact whatever its scales.
+// added; where a row has one scale, those of a tile. No scaled weight is rounded, and MXFP4 is exact whatever its
+// scales.
 //
 // What conversion leaves to subtract of every weight (the power of two of bf16, floating-point zero points) is the
 // same for the whole group. It is subtracted from the group's sums, times the sum of the activations, which an
@@ -55,7 +56,8 @@ struct WeightTile {
     static_assert(kWarp == I::kWave, "MFMA is for wavefronts of 64, WMMA for those of 32");
     static_assert(BM % WM == 0 && BN % WN == 0, "a tile is whole wavefronts' parts");
     static_assert(WM % I::kLines == 0 && WN % I::kLines == 0, "a wavefront's part is whole instructions");
-    static_assert(Scales::kGroup % (Weights::kDeep * Weights::kTurns) == 0 && Weights::kSteps == Read::kSteps, "groups are whole steps");
+    static_assert(Scales::kGroup % (Weights::kDeep * Weights::kTurns) == 0 && Weights::kSteps == Read::kSteps,
+                  "groups are whole steps");
 
     // Adds the products of a part of k (AllOfK, SliceOfK) to the sums of a wavefront whose part of D begins `row` rows
     // and `column` columns behind the block's (i, j). All of the block takes part; afterwards no wavefront reads the
@@ -139,7 +141,8 @@ private:
         for (int word = 0; word < kRead; ++word) {
             unsigned pairs[4];
             if constexpr (QUANT::kBits == 8)
-                paired_bytes<T>(words.at[2 * (number * kRead + word)], words.at[2 * (number * kRead + word) + 1], pairs);
+                paired_bytes<T>(words.at[2 * (number * kRead + word)],
+                                words.at[2 * (number * kRead + word) + 1], pairs);
             else paired_weights<T, QUANT>(words.at[number * kRead + word], zero, pairs);
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {

@@ -1,6 +1,7 @@
 // wgmma (sm_90a): D[64, N] += A[64, 16] B[16, N] of 16-bit floats by a warpgroup, four consecutive warps of
 // which the first has a multiple of four as its index. B is in shared memory, A there or, "held", in registers
-// (a fragment of mma.h, of the warp's sixteen rows); the fp32 accumulators are in registers. Lane (group, member) = (lane / 4, lane % 4) of warp w holds
+// (a fragment of mma.h, of the warp's sixteen rows); the fp32 accumulators are in registers. Lane (group, member) =
+// (lane / 4, lane % 4) of warp w holds
 //   d[4 j + 0], d[4 j + 1]: D[16 w + group, 8 j + 2 member and + 1]   d[4 j + 2], d[4 j + 3]: 8 rows further
 //                                                                     down
 // (PTX ISA, "Asynchronous warpgroup level matrix instructions"). Each N is an instruction of its own that lists

@@ -52,6 +52,12 @@ inline void warp_barrier() { host::wait(host::kAtWarp); }
 inline float shuffle_xor(float value, int mask) {
     return host::exchange(value).of(static_cast<int>(thread_index() % kWarp) ^ mask);
 }
+inline bool warp_any(bool condition) {
+    const auto found = host::exchange(condition);
+    for (int lane = 0; lane < kWarp; ++lane)
+        if (found.of(lane)) return true;
+    return false;
+}
 
 template <typename T>
 inline T aligned_load(const void* p, unsigned bytes) {

@@ -1,9 +1,9 @@
 // 8-bit weights times few columns of 8-bit activations on tensor cores (mma.sync, sm_80 and later; 8-bit floats sm_89),
 // with scales: int8 summed in int32, 8-bit floats in fp32. The weights are A and are read once. Data in flight is in
 // shared memory, as in dequant_ring.h: a ring of SLOTS chunks of BK elements along k, in which WARPS_M warps, a team,
-// have ROWS rows of weights each and share COLUMNS columns of activations. A block's WARPS_K teams have the same rows and
-// take chunks round-robin; their sums are added at the end. One barrier of the team a chunk says that all of its copies
-// have arrived and that the previous chunk has been read.
+// have ROWS rows of weights each and share COLUMNS columns of activations. A block's WARPS_K teams have the same rows
+// and take chunks round-robin; their sums are added at the end. One barrier of the team a chunk says that all of its
+// copies have arrived and that the previous chunk has been read.
 //
 // The weights are the sixteen rows of an instruction, the activations its eight columns (mma_bytes.h). A lane reads 16
 // contiguous bytes of a row, so the four lanes of a row read a *step* of 64 elements.
@@ -117,7 +117,8 @@ private:
         int k, row, groups, member, offset, rows, columns;
 
         GEMMTUNE_DEVICE Copies(const Args& args, Task task, int first, int member)
-            : weights(static_cast<const char*>(args.a) + task.batch * args.stride_a + (first + member * ROWS) * args.lda,
+            : weights(static_cast<const char*>(args.a) + task.batch * args.stride_a +
+                          (first + member * ROWS) * args.lda,
                       args.lda, args.m - first - member * ROWS, lane_index()),
               inputs(static_cast<const char*>(args.b) + task.batch * args.stride_b, args.ldb, args.n,
                      member * 32 + lane_index()),
@@ -148,7 +149,8 @@ private:
                     const int tile = i / kScales, block = from + i % kScales;
                     const bool there = tile * 16 < rows && block < groups;
                     const i64 on = there ? static_cast<i64>((offset + tile * 16) / kDeep) * groups + block : 0;
-                    copy_async4(slot + kS + (row / 16 * kScales + i) * 4, there ? of_rows + on : of_columns, there ? 4 : 0);
+                    copy_async4(slot + kS + (row / 16 * kScales + i) * 4, there ? of_rows + on : of_columns,
+                                there ? 4 : 0);
                 }
                 for (int i = member * 32 + lane_index(); i < COLUMNS * kScales; i += kTeam) {
                     const int column = i / kScales, block = from + i % kScales;

@@ -1,11 +1,11 @@
 // 8-bit weights times many columns of 8-bit activations on tensor cores, with scales: int8 summed in int32 (mma.sync,
 // sm_80 and later), 8-bit floats in fp32 (sm_89 and later). A block computes a tile of D, or with split k one slice's
-// partial sums of it, by the main loop of tile_product.h. Both operands are contiguous along k and their lines are whole
-// numbers of 16-byte words, so a fragment of 8-bit elements is read as one of 16-bit elements half as deep.
+// partial sums of it, by the main loop of tile_product.h. Both operands are contiguous along k and their lines are
+// whole numbers of 16-byte words, so a fragment of 8-bit elements is read as one of 16-bit elements half as deep.
 //
-// SUMS: kPlain keeps an element's sum in its instruction's registers. The instruction for 8-bit floats adds in fewer bits
-// than fp32's on sm_89, so kPromoted adds the sum of every tile along k in fp32. kScaled multiplies it first by the scales
-// of 128 x 128 elements of A and of 128 of B's column; a tile is 128 deep then.
+// SUMS: kPlain keeps an element's sum in its instruction's registers. The instruction for 8-bit floats adds in fewer
+// bits than fp32's on sm_89, so kPromoted adds the sum of every tile along k in fp32. kScaled multiplies it first by
+// the scales of 128 x 128 elements of A and of 128 of B's column; a tile is 128 deep then.
 //
 // The epilogue is matrix_epilogue.h's. Four neighbouring rows of a column are stored at once.
 #pragma once

@@ -109,8 +109,8 @@ private:
     struct alignas(sizeof(VALUE) * UNROLL) Run {
         VALUE at[UNROLL];
     };
-    // A turn's scales or zero points, from step `first` on, of the row whose own begin at `line`: all at once, or one by
-    // one, and those of steps beyond the slice are its last's.
+    // A turn's scales or zero points, from step `first` on, of the row whose own begin at `line`: all at once, or one
+    // by one, and those of steps beyond the slice are its last's.
     template <typename VALUE>
     static GEMMTUNE_DEVICE void load_run(const void* values, i64 line, int first, int end, Run<VALUE>& out) {
         const VALUE* const from = static_cast<const VALUE*>(values) + line;
@@ -175,7 +175,8 @@ private:
             for (int t = 0; t < 2 * ROW_TILES; ++t) {
                 const unsigned(&raw)[4] = now.raw[u][t / 2][t % 2].at;
                 if constexpr (kFolded) lifted_pairs<QUANT::kSigned>(raw, mask, j, w[t / 2][t % 2]);
-                else ConvertOf<T, QUANT>::template run<QUANT::kSigned>(raw, mask, j, point[t / 2][t % 2], w[t / 2][t % 2]);
+                else ConvertOf<T, QUANT>::template run<QUANT::kSigned>(raw, mask, j, point[t / 2][t % 2],
+                                                                            w[t / 2][t % 2]);
             }
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMN_TILES; ++c) {

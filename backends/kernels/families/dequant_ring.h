@@ -17,8 +17,8 @@
 // exact integers until then (kAfter). Otherwise, and with a zero point that is added, every weight is multiplied
 // by its scale and thereby rounded once to the activations' type. A row's only scale multiplies its sum.
 //
-// MXFP4's groups of 32 are too short for that: the four lanes of a row read 4 bytes each, so that a step is a group, and
-// an instruction's sums are one group's. Scales are bytes, and rows of them start anywhere.
+// MXFP4's groups of 32 are too short for that: the four lanes of a row read 4 bytes each, so that a step is a group,
+// and an instruction's sums are one group's. Scales are bytes, and rows of them start anywhere.
 //
 // Converting two integers takes a byte permutation, a mask and a subtraction (dequantise.h). With few columns, whose
 // products leave the tensor cores idle, the subtraction is left out where sums of bf16 are scaled: an instruction whose

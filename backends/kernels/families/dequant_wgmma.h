@@ -4,8 +4,8 @@
 // them is most of what it issues from 16 columns on.
 //
 // wgmma wants activations in lines of 64 elements of k, swizzled (hopper.h), and weights as fragments: a lane has
-// elements 2 member, 2 member + 1, and those 8 further on, of every 16. The four lanes of a row read the same 16 bytes of
-// weights and take their own bytes, with the permutation that converts them anyway.
+// elements 2 member, 2 member + 1, and those 8 further on, of every 16. The four lanes of a row read the same 16 bytes
+// of weights and take their own bytes, with the permutation that converts them anyway.
 #pragma once
 
 #include "device/hopper.h"

@@ -1,4 +1,5 @@
-// Products of quantised weights on the matrix cores of RDNA GPUs (wmma.h): see dequant_matrix_tile.h. GENERATION: 11 or 12.
+// Products of quantised weights on the matrix cores of RDNA GPUs (wmma.h): see dequant_matrix_tile.h. GENERATION: 11 or
+// 12.
 #pragma once
 
 #include "device/dequant_matrix_tile.h"

@@ -7,10 +7,10 @@
 
 namespace gemmtune {
 
-template <typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK, int WM,
-          int WN, int M, int K, int STAGES>
+template <typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN,
+          int BK, int WM, int WN, int M, int K, int STAGES>
 struct GroupedDequantMfma
-    : GroupedWeightTile<Mfma<typename TYPES::A, typename TYPES::A, M, K>, TYPES, QUANT, GROUPS, WHOLE_A, WHOLE_B, FAR, BM, BN, BK,
-                        WM, WN, STAGES> {};
+    : GroupedWeightTile<Mfma<typename TYPES::A, typename TYPES::A, M, K>, TYPES, QUANT, GROUPS, WHOLE_A, WHOLE_B, FAR,
+                        BM, BN, BK, WM, WN, STAGES> {};
 
 }  // namespace gemmtune

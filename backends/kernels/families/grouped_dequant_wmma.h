@@ -7,10 +7,10 @@
 
 namespace gemmtune {
 
-template <typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK, int WM,
-          int WN, int GENERATION, int STAGES>
+template <typename TYPES, typename QUANT, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN,
+          int BK, int WM, int WN, int GENERATION, int STAGES>
 struct GroupedDequantWmma
-    : GroupedWeightTile<Wmma<typename TYPES::A, typename TYPES::A, GENERATION>, TYPES, QUANT, GROUPS, WHOLE_A, WHOLE_B, FAR, BM, BN, BK,
-                        WM, WN, STAGES> {};
+    : GroupedWeightTile<Wmma<typename TYPES::A, typename TYPES::A, GENERATION>, TYPES, QUANT, GROUPS, WHOLE_A, WHOLE_B,
+                        FAR, BM, BN, BK, WM, WN, STAGES> {};
 
 }  // namespace gemmtune

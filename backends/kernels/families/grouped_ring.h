@@ -13,8 +13,8 @@
 // Every second line has the halves of each 128 bytes exchanged, so that lines that are read together lie in different
 // banks (ring_lines.h).
 //
-// 8-bit floats are converted to fp16 in registers and multiplied by the same instruction (byte_tiles.h). Scales of blocks
-// are copied with their chunk; scales of rows multiply a tile's finished sums.
+// 8-bit floats are converted to fp16 in registers and multiplied by the same instruction (byte_tiles.h). Scales of
+// blocks are copied with their chunk; scales of rows multiply a tile's finished sums.
 //
 // Quantised weights are read as they are stored and dequantised in registers, by the chunks and products of
 // dequant_ring.h (grouped_weights.h).
@@ -40,7 +40,7 @@ struct GroupedLines {
     static constexpr int kChunk = BK;                                            // elements of k
     static constexpr int kSize = static_cast<int>(sizeof(T)), kOfUnit = 16 / kSize;
     static constexpr int kLine = BK * kSize, kUnits = kLine / 16;                // of a line: bytes, 16-byte words
-    static constexpr int kOn = kTeam / kUnits;                                   // lines that a team copies side by side
+    static constexpr int kOn = kTeam / kUnits;                                   // lines that a team copies at once
     static constexpr int kTiles = ROWS / 16, kHalves = COLUMNS / 8;              // accumulators down and across
     // Scales of a chunk of a tile's rows or of a column, and where they begin: those of kAll / 16 tiles, of COLUMNS.
     static constexpr int kScales = SCALES == kBlockScales ? BK / kScaleBlock : 0;
@@ -291,7 +291,8 @@ private:
             for (int half = 0; half < kHalves; ++half) {
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) {
-                    const int row = member * (kTiles * 16) + tile * 16 + i / 2 * 8 + group, column = half * 8 + pair + i % 2;
+                    const int row = member * (kTiles * 16) + tile * 16 + i / 2 * 8 + group;
+                    const int column = half * 8 + pair + i % 2;
                     parts[team * kPart + column * kPitch + row] = sum[tile][half][i];
                 }
             }
@@ -320,8 +321,8 @@ struct GroupedRing
                    BLOCKS> {};
 
 // Of quantised weights.
-template <typename TYPES, typename QUANT, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
-          int BLOCKS>
+template <typename TYPES, typename QUANT, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M,
+          int WARPS_K, int BLOCKS>
 struct GroupedWeightRing
     : GroupedRings<GroupedWeights<TYPES, QUANT, COLUMNS, ROWS, BK, WARPS_M>, GROUPS, COLUMNS, SLOTS, WARPS_M, WARPS_K,
                    BLOCKS> {};

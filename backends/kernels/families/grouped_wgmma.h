@@ -10,10 +10,10 @@
 // CLUSTER blocks along x have neighbouring blocks of rows of the same weights, and use the same columns: each requests
 // a part of them, which TMA multicasts to all. A stage is free when all of them have read it.
 //
-// 8-bit floats (wgmma_bytes.h): a step is 128 elements deep, and its sums are added in fp32, as an instruction keeps about
-// 14 bits of them. Scales of blocks come with a step's operands: the lanes of the producer warp copy those of the tile's
-// columns and of each warpgroup's 64 rows to the stage, and arrive at its barrier behind them. Scales of rows multiply
-// finished sums.
+// 8-bit floats (wgmma_bytes.h): a step is 128 elements deep, and its sums are added in fp32, as an instruction keeps
+// about 14 bits of them. Scales of blocks come with a step's operands: the lanes of the producer warp copy those of the
+// tile's columns and of each warpgroup's 64 rows to the stage, and arrive at its barrier behind them. Scales of rows
+// multiply finished sums.
 //
 // A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
 #pragma once
@@ -141,8 +141,8 @@ private:
     static GEMMTUNE_DEVICE float* scales_of(char* shared, int stage) {
         return reinterpret_cast<float*>(shared + kScales) + stage * kStageScales;
     }
-    // kBlockScales: a lane's copies of the scales of every 32nd column, and of a warpgroup's rows. Those that do not exist
-    // are zero.
+    // kBlockScales: a lane's copies of the scales of every 32nd column, and of a warpgroup's rows. Those that do not
+    // exist are zero.
     struct ScaleCopies {
         const float *of_columns, *of_rows;
         int blocks, columns;
@@ -230,7 +230,8 @@ private:
             const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
             GEMMTUNE_UNROLL
             for (int at = 0; at < kSteps; ++at)
-                multiply_bytes<T, T, BN>(part, first_a + on + at * kMatrixStep, first_b + on + at * kMatrixStep, at > 0);
+                multiply_bytes<T, T, BN>(part, first_a + on + at * kMatrixStep,
+                                         first_b + on + at * kMatrixStep, at > 0);
             end_products();
             const float* const scales = scales_of(shared, ring.stage);
             if constexpr (kBlocks && BN <= kEarly) {

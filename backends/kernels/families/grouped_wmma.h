@@ -10,7 +10,7 @@ namespace gemmtune {
 template <typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK, int WM, int WN,
           int GENERATION, int STAGES, int SCALES>
 struct GroupedWmma
-    : GroupedStagedTile<Wmma<typename TYPES::A, typename TYPES::B, GENERATION>, TYPES, GROUPS, WHOLE_A, WHOLE_B, FAR, BM, BN, BK,
-                        WM, WN, STAGES, SCALES> {};
+    : GroupedStagedTile<Wmma<typename TYPES::A, typename TYPES::B, GENERATION>, TYPES, GROUPS, WHOLE_A, WHOLE_B, FAR,
+                        BM, BN, BK, WM, WN, STAGES, SCALES> {};
 
 }  // namespace gemmtune

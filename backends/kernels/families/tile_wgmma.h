@@ -15,8 +15,8 @@
 //
 // TYPES: Types of 16-bit floats, or MatrixTypes of 8-bit elements with the epilogue of matrix_epilogue.h: scales, and
 // sums of int8 in int32. Tiles are 64 deep for 16-bit elements and 128 for 8-bit ones: 128 bytes. SUMS: kPlain keeps an
-// element's sum in its instruction's registers. kPromoted, for 8-bit floats, adds the sum of every tile's 128 elements in
-// fp32. kScaled multiplies it by the scales of 128 x 128 elements of A and of 128 of B's column before.
+// element's sum in its instruction's registers. kPromoted, for 8-bit floats, adds the sum of every tile's 128 elements
+// in fp32. kScaled multiplies it by the scales of 128 x 128 elements of A and of 128 of B's column before.
 #pragma once
 
 #include "device/hopper.h"

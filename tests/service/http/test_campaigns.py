@@ -56,6 +56,20 @@ def test_a_campaign_tells_what_is_tuned_from_what_has_no_share(client: httpx.Cli
     assert (forced["new"], forced["left_out"]["tuned"]["problems"]) == (1, 0)
 
 
+def test_a_campaign_posted_again_shares_its_seconds_among_what_is_left(
+    client: httpx.Client, engine: Engine
+) -> None:
+    asked = {"budget": {"campaign_seconds": 2}}
+    assert submit(client, ONE, TWO, **asked).json()["new"] == 2
+    before = seconds_of(engine)[problem(**TWO).id]
+    with writing(engine) as connection:
+        measured(connection, problem(**ONE))
+    again = submit(client, ONE, TWO, **asked).json()
+    assert again["left_out"]["tuned"]["problem_ids"] == [problem(**ONE).id]
+    assert (again["total"], again["new"], again["shared"]) == (1, 1, 0)
+    assert before < seconds_of(engine)[problem(**TWO).id] == 2.0
+
+
 def test_a_campaign_of_tuned_problems_alone_has_succeeded(client: httpx.Client, engine: Engine) -> None:
     with writing(engine) as connection:
         measured(connection, problem(**ONE))

@@ -13,6 +13,8 @@ from sqlalchemy import Engine
 from db import keys as rows
 from db.engine import writing
 from service import keys
+from service.campaign_plan import plan_campaign
+from service.routes import tunings
 from service.settings import Settings
 from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import CLASS, ENVIRONMENT, register
@@ -227,6 +229,30 @@ def test_a_key_has_a_share_of_the_queue(keyed: httpx.Client, engine: Engine) -> 
     assert tune(first, 200, 4).status_code == 202
     assert "may have 6" in fault_of(tune(first, 300, 1), 429)["detail"]
     assert tune(other, 300, 1, 1).status_code == 202
+
+
+def test_no_campaign_is_planned_for_a_key_whose_share_is_used_up(
+    keyed: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = bearer(made(engine, "tune", queued_jobs=2, urgent_jobs=1))
+    planned: list[float] = []
+
+    def plan(*given: Any) -> Any:
+        planned.append(given[4])
+        return plan_campaign(*given)
+
+    monkeypatch.setattr(tunings, "plan_campaign", plan)
+
+    def tune(k: int, priority: int = 10) -> httpx.Response:
+        body = {"problems": [{"m": 1, "n": 1, "k": k}], "priority": priority}
+        return keyed.post("/v1/tunings", json={**body, "budget": {"campaign_seconds": 1}}, headers=headers)
+
+    assert tune(100, 1).status_code == 202
+    assert "priority 10 or later" in fault_of(tune(200, 1), 429)["detail"]
+    assert planned == [1.0]
+    assert tune(200).status_code == 202
+    assert "may have 2" in fault_of(tune(300), 429)["detail"]
+    assert planned == [1.0, 1.0]
 
 
 def test_every_change_is_a_line_of_the_audit_log(

@@ -47,6 +47,21 @@ def checked(x: Any, weight: Any, offsets: Any) -> None:
         raise GroupError(f"x, the weights and offs are on {x.device}, {weight.device} and {offsets.device}")
 
 
+def check_ends(offsets: Any, rows: int) -> None:
+    """Raises GroupError for ends on the host that are below 0, beyond so many rows, or before the end of the
+    group before. Ends on a device are not waited for: see ends.check()."""
+    if offsets.device.type != "cpu":
+        return
+    before = 0
+    for place, end in enumerate(offsets.tolist()):
+        if not before <= end <= rows:
+            raise GroupError(
+                f"offs[{place}] is {end}; the end of a group is at least that of the group before it, "
+                f"{before}, and at most x's rows, {rows}"
+            )
+        before = end
+
+
 def _run(x: Any, weight: Any, offsets: Any) -> Any:
     checked(x, weight, offsets)
     kind = x.device.type
@@ -55,6 +70,7 @@ def _run(x: Any, weight: Any, offsets: Any) -> Any:
     product = GroupedProduct(x.shape[0], groups, n, k, x.dtype)
     if not product.m:
         return x.new_empty((0, n))
+    check_ends(offsets, product.m)
     if served is not None and (found := run_grouped(served, product, x, weight, offsets)) is not None:
         return found
     if WATCHERS:
@@ -135,5 +151,6 @@ def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
     offs: int32 [groups], the ends of the groups' rows, on the device: rows before offs[0] are the first
     group's, and so on. A group may have no rows. Rows from offs[-1] on are undefined. Nothing waits for the
     device, so that a graph can capture it where a row of the table in use (enable(), apply()) serves the
-    call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError."""
+    call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError,
+    also for wrong ends on a CPU."""
     return OPERATOR(x, weight, offs)

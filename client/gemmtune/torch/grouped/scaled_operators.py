@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gemmtune.torch.grouped import ends
-from gemmtune.torch.grouped.operators import GroupError, checked, smallest
+from gemmtune.torch.grouped.operators import GroupError, check_ends, checked, smallest
 from gemmtune.torch.grouped.scaled import (
     OUTPUTS,
     TYPES,
@@ -65,6 +65,7 @@ def _run(x: Any, weight: Any, scale_x: Any, scale_w: Any, offsets: Any, out_dtyp
     product = product_of(x, weight, scale_x, scale_w, offsets, out_dtype)
     if not product.m:
         return x.new_empty((0, product.n), dtype=out_dtype)
+    check_ends(offsets, product.m)
     kind = x.device.type
     served = current(kind)
     if served is not None:

@@ -12,7 +12,7 @@ import torch
 
 from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.experts import form_of_experts
-from gemmtune.torch.grouped.operators import GroupError, smallest
+from gemmtune.torch.grouped.operators import GroupError, check_ends, smallest
 from gemmtune.torch.grouped.weights import TYPES, GroupedWeightProduct, by_dequantising
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.scaled_operators import padded
@@ -57,6 +57,7 @@ def _run(
     product = product_of(x, weight, scales, offsets, zeros, group_size, zero_point)
     if not product.m:
         return x.new_empty((0, product.n))
+    check_ends(offsets, product.m)
     kind = x.device.type
     served = current(kind)
     if served is not None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from backends.kernels.families import FAMILIES
+from backends.kernels.few_columns import FewColumnsFamily
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 from tests.backends.kernels.emulator.host import HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.matrix_cores import wrong_of
 from tests.backends.kernels.samples import OF_WARP
 from tests.backends.weight_samples import every_kind, weights
+from tests.golden.access import environment_of
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
@@ -25,6 +27,20 @@ PROBLEMS: list[GemmProblem] = [
     weights(5, 40, 48, "int8", scale_b="outer", beta=1.0, dtype_d="fp32"),
     weights(2, 40, 512, "int4", scale_b="block_1x32", ldb=544, lda=520),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "scale", "bits"), [("uint4", "block_1x128", 4), ("int8", "outer", 8)])
+def test_a_multiprocessor_costs_the_bytes_of_weights_as_they_are_stored(
+    kind: str, scale: str, bits: int
+) -> None:
+    environment = environment_of("sm_90")
+    m, k = 256 * environment.units, 8192  # the same number of full blocks for each, with enough loads
+    problem = weights(1, m, k, kind, scale_b=scale)
+    values: dict[str, Parameter] = {"rows": 4, "unroll": 4, "warps": 4, "splits": 1}
+    assert isinstance(FAMILY, FewColumnsFamily)
+    assert FAMILY.rule(problem, values, environment) is None
+    cost = FAMILY.cost(FAMILY.oriented(problem, values), values, environment)
+    assert cost == pytest.approx(m * k * bits / 8 / environment.units)
 
 
 @pytest.mark.parametrize("warp", [32, 64])

@@ -194,6 +194,29 @@ def test_ends_that_lead_out_of_the_operands_are_clamped(
     assert wrong_of(one, problem) == ""
 
 
+#: Rows of each group, and ends that go back and are to mean the same.
+BACK = {
+    "once": ([20, 0, 21, 19], [20, 5, 41, 60]),
+    "twice, the second time farther": ([0, 41, 0, 0, 19, 0], [0, 41, 30, 7, 60, -1]),
+    "across lanes": (
+        [3, 0, 0, 50] + [0] * 28 + [7] + [0] * 40,
+        [3, 1, 2, 53] + [9] * 28 + [60] + [53] * 40,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+@pytest.mark.parametrize("family", NAMES)
+def test_a_group_begins_not_before_the_last_end_so_far(
+    family: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counts, wrong = BACK[name]
+    problem = from_linear(60, 72, 264, "bf16", groups=len(counts), routing=counts)
+    monkeypatch.setattr(inputs, "ends_of", lambda _: np.array(wrong, np.int32))
+    (one,) = build([FAMILIES[family].config(problem, CHOSEN[family], SM_90)], tmp_path, 32)
+    assert wrong_of(one, problem) == ""
+
+
 #: What is mistaken -> the family, the header, its text, and what stands there instead.
 MISTAKES = {
     "columns of the first group": (

@@ -148,6 +148,16 @@ def test_ends_that_lead_out_of_the_operands_are_clamped(
     assert wrong_of(replace(chosen, found=config), problem) == ""
 
 
+def test_a_group_begins_not_before_the_last_end_so_far(
+    chosen: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = from_linear(60, 72, 264, "bf16", groups=6, routing=[20, 0, 21, 0, 19, 0])
+    wrong = np.array([20, 5, 41, 30, 60, -1], np.int32)
+    monkeypatch.setattr(inputs, "ends_of", lambda _: wrong)
+    config = MFMA.config(problem, CHOSEN, GPU_ARCHS["gfx942"])
+    assert wrong_of(replace(chosen, found=config), problem) == ""
+
+
 CASES: dict[str, tuple[GemmProblem, dict[str, Parameter]]] = {
     "skewed": (SKEWED, CHOSEN),
     "blocks": (

@@ -12,7 +12,13 @@ import gemmtune
 import gemmtune.torch
 import pytest
 import torch
-from gemmtune.torch import GroupError, grouped_mm
+from gemmtune.torch import (
+    GroupError,
+    grouped_mm,
+    grouped_mm_w4a16,
+    quantize_experts,
+    scaled_grouped_mm,
+)
 from gemmtune.torch.grouped.products import GroupedProduct, make, of_call, of_row
 from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
@@ -77,23 +83,59 @@ def test_any_counts_run_by_the_row(table: Table, counts: list[int], dtype: Any) 
     assert right(out, x, w, counts)
 
 
+#: Ends of six rows that are wrong, and where: what is said of them.
+WRONG = {
+    "offs[0] is -1; .* before it, 0, and at most x's rows, 6": [-1, 3, 3, 6],
+    "offs[3] is 7; .* before it, 3, and at most x's rows, 6": [1, 3, 3, 7],
+    "offs[1] is 1; .* before it, 3, and at most x's rows, 6": [3, 1, 3, 6],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_wrong_ends_on_the_host_are_refused(table: Table, said: str) -> None:
+    x, w, _ = operands([1, 2, 0, 3])
+    offs = torch.tensor(WRONG[said], dtype=torch.int32)
+    pattern = said.replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(GroupError, match=pattern):
+        grouped_mm(x, w, offs)
+    with gemmtune.torch.enable(table), pytest.raises(GroupError, match=pattern):
+        grouped_mm(x, w, offs)
+    kind = torch.float8_e4m3fn
+    with pytest.raises(GroupError, match=pattern):
+        scaled_grouped_mm(x.to(kind), w.to(kind), torch.ones(6), torch.ones(E, N), offs)
+    weights = quantize_experts(w, group_size=32)
+    with pytest.raises(GroupError, match=pattern):
+        grouped_mm_w4a16(x, weights.data, weights.scales, offs, weights.zeros)
+
+
+def by_torchs_name(x: Any, w: Any, ends: list[int]) -> Any:
+    """torch's own call, which leaves open what wrong ends mean, served by the table in use."""
+    return torch._grouped_mm(x, w.transpose(-2, -1), offs=torch.tensor(ends, dtype=torch.int32))
+
+
 def test_wrong_ends_are_counted_while_a_report_watches(table: Table) -> None:
     x, w, offs = operands([1, 2, 0, 3])
-    negative, beyond, back = ([-1, 3, 3, 6], [1, 3, 3, 7], [3, 1, 3, 6])
     with gemmtune.torch.enable(table):
         with gemmtune.torch.report() as count:
             grouped_mm(x, w, offs)
             assert count.report().wrong_ends == 0
             assert "wrong" not in str(count.report())
-            for number, wrong in enumerate((negative, beyond, back), 1):
-                grouped_mm(x, w, torch.tensor(wrong, dtype=torch.int32))
+            for number, wrong in enumerate(WRONG.values(), 1):
+                by_torchs_name(x, w, wrong)
                 assert count.report().wrong_ends == number
         assert count.report().hits == 4
         assert "3 ends of groups were wrong" in str(count.report())
-        grouped_mm(x, w, torch.tensor(beyond, dtype=torch.int32))  # nobody watches
+        by_torchs_name(x, w, [1, 3, 3, 7])  # nobody watches
         with gemmtune.torch.report() as another:
             grouped_mm(x, w, offs)
         assert (another.report().wrong_ends, count.report().wrong_ends) == (0, 3)
+
+
+def test_groups_of_ends_that_go_back_begin_at_the_last_end_so_far(table: Table) -> None:
+    x, w, _ = operands([3, 0, 1, 2])
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        assert right(by_torchs_name(x, w, [3, 1, 4, 6]), x, w, [3, 0, 1, 2])
+    assert (count.report().hits, count.report().wrong_ends) == (1, 1)
 
 
 def test_wrong_ends_are_counted_in_and_outside_of_inference_mode(
@@ -101,20 +143,19 @@ def test_wrong_ends_are_counted_in_and_outside_of_inference_mode(
 ) -> None:
     monkeypatch.setattr("gemmtune.torch.grouped.ends._COUNTS", {})
     x, w, _ = operands([1, 2, 0, 3])
-    wrong = torch.tensor([1, 3, 3, 7], dtype=torch.int32)
     with gemmtune.torch.enable(table):
         with torch.inference_mode(), gemmtune.torch.report() as count:
-            grouped_mm(x, w, wrong)
+            by_torchs_name(x, w, [1, 3, 3, 7])
             assert count.report().wrong_ends == 1
         with gemmtune.torch.report() as count:
-            grouped_mm(x, w, wrong)
+            by_torchs_name(x, w, [1, 3, 3, 7])
             assert count.report().wrong_ends == 1
 
 
 def test_ends_beyond_the_rows_of_a_padded_call_are_wrong(table: Table) -> None:
     x, w, _ = operands([1, 2, 0, 0])
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
-        grouped_mm(x, w, torch.tensor([1, 3, 3, 5], dtype=torch.int32))
+        by_torchs_name(x, w, [1, 3, 3, 5])
     assert (count.report().hits, count.report().wrong_ends) == (1, 1)
 
 
