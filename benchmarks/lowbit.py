@@ -34,6 +34,7 @@ from typing import Any
 from backends.errors import DeviceError, GemmtuneError
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
+from benchmarks.bounds import gain_at_bound
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
 from benchmarks.lowbit_calls import torch_times
 from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS
@@ -160,11 +161,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return _means(list(found.values()), ("kind", "m"))
 
 
-#: Microseconds that a launch takes beyond the bound if it reads its bytes and does nothing else: the median of
-#: matrices of 3 to 1000 MB on an H200 (benchmarks/results/cuda-reading.json).
-LAUNCH_US = 0.74
-
-
 def by_model(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric means over the layers of each model, for each kind, tensor parallelism and number of rows."""
     return _means([{"tp": 1, **one} for one in rows], ("kind", "model", "tp", "m"))
@@ -184,7 +180,7 @@ def _means(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[st
         for name, times in (("most_over_default", "default_us"), ("most_over_bf16", "bf16_us")):
             # What a launch at the bound would gain.
             known = [
-                one[times] / (one["bound_us"] + LAUNCH_US)
+                gain_at_bound(one[times], one["bound_us"])
                 for one in mine
                 if one.get(times) and one.get("bound_us")
             ]

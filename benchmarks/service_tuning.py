@@ -7,7 +7,8 @@ Problems are spread evenly over the fixed lists. In order: (1) `first`: a bare s
 problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a second service with that
 cache and a new database tunes all problems at effort quick, --rounds times (force), which is asking again and again;
 (4) every few problems are tuned thoroughly; (5) all winners of a problem and its default are timed in one final, in
-a process that searched nothing: regret is a round's winner's time over the fastest's there.
+a process that searched nothing: regret is a round's winner's time over the fastest's there. The ceilings are those
+that the second service measured.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from math import ceil
+from dataclasses import asdict
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import httpx
@@ -34,11 +34,13 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.solution import Solution
 from benchmarks.cuda_tuned import machine, read_shapes, say
-from benchmarks.report import RESULTS, geometric_mean, write
+from benchmarks.report import RESULTS, write
+from benchmarks.service_figures import by_list, named, quick_figures, regret_figures, wall
 from db import models
 from db.engine import open_engine, reading
 from db.values import table
 from service.formats.core.row_text import problem_wire
+from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
@@ -156,18 +158,6 @@ def tuned(client: httpx.Client, problems: Sequence[GemmProblem], budget: Mapping
     return {"seconds": seconds, "jobs": {job["problem_id"]: job for job in jobs}}
 
 
-def wall(job: Mapping[str, Any]) -> float:
-    """Seconds from a job's start to its end."""
-    start, end = (datetime.fromisoformat(job[name]) for name in ("started_at", "ended_at"))
-    return (end - start).total_seconds()
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile and most."""
-    ordered = sorted(values)
-    return {"median": median(ordered), "p95": ordered[ceil(0.95 * len(ordered)) - 1], "most": ordered[-1]}
-
-
 def solutions_of(client: httpx.Client, names: Sequence[str]) -> dict[str, Solution]:
     """Solutions by id."""
     fields = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
@@ -220,59 +210,6 @@ def regrets(
     return rows
 
 
-def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
-    """How often pairs of rounds name the same winner, and the same or one of the other's tie set."""
-    same = tie = pairs = 0
-    for problem in problems:
-        found = [v for one in rounds if (job := one["jobs"].get(problem.id)) and (v := job["verdict"])]
-        for at, first in enumerate(found):
-            for second in found[at + 1 :]:
-                pairs += 1
-                equal = first["winner"] == second["winner"]
-                same += equal
-                tie += equal or second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]
-    return {"pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": tie / max(pairs, 1)}
-
-
-def verdicts_of(rounds: Sequence[Mapping[str, Any]], problem: GemmProblem) -> dict[str, Any]:
-    """What each round found for a problem: its winner, judgement, speed-up, and how many tie; None without a
-    verdict."""
-    found = [one["jobs"][problem.id] for one in rounds if problem.id in one["jobs"]]
-    return {
-        "problem": problem.slug,
-        "rounds": [
-            None if (v := job["verdict"]) is None else {
-                "winner": v["winner"], "judgement": v["judgement"], "speedup": v["speedup"]["mid"],
-                "tied": len(v["tie_set"]), "reason": v["reason"], "seconds": wall(job),
-            }
-            for job in found
-        ],
-    }  # fmt: skip
-
-
-def by_list(
-    names: Mapping[str, str], rows: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Geometric means of verdicts' speed-ups (1 where the default stays) of each round, and of the final's."""
-    found: dict[str, Any] = {}
-    for which in dict.fromkeys(names.values()):
-        mine = [name for name, of in names.items() if of == which]
-        each = []
-        for one in rounds:
-            verdicts = [one["jobs"][name]["verdict"] for name in mine if name in one["jobs"]]
-            each.append(
-                geometric_mean(
-                    [v["speedup"]["mid"] if v and v["judgement"] == "WIN" else 1.0 for v in verdicts]
-                )
-            )
-        raced = [max(row["speedup"][0], 1e-9) for row in rows if row["problem"] in mine and row["speedup"]]
-        found[which] = {
-            "problems": len(mine), "rounds": each,
-            "raced": geometric_mean(raced) if raced else None,
-        }  # fmt: skip
-    return found
-
-
 def precompiled(cache: Path, arch: str) -> dict[str, Any]:
     """Compiles the portfolio into an empty cache."""
     command = [sys.executable, "-m", "service.entry", "kernels", "precompile", "--portfolio", "--arch", arch]
@@ -282,20 +219,6 @@ def precompiled(cache: Path, arch: str) -> dict[str, Any]:
     seconds = time.monotonic() - start
     say(f"precompile: {seconds:.1f} s, exit code {done.returncode}; {done.stdout[-300:]}{done.stderr[-300:]}")
     return {"seconds": seconds, "processors": os.cpu_count(), "exit_code": done.returncode}
-
-
-def quick_figures(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
-    """Of the rounds at effort quick: wall clock, verdicts, agreement."""
-    jobs = [list(one["jobs"].values()) for one in rounds]
-    judgements = [[v["judgement"] for job in each if (v := job["verdict"])] for each in jobs]
-    return {
-        "rounds": len(rounds),
-        "seconds_a_problem": [one["seconds"] / len(problems) for one in rounds],
-        "wall": spread([wall(job) for each in jobs for job in each if job["ended_at"]]),
-        "judgements": [{kind: each.count(kind) for kind in ("WIN", "TIE", "LOSS")} for each in judgements],
-        "agreement": agreement(rounds, problems),
-        "verdicts": [verdicts_of(rounds, problem) for problem in problems],
-    }
 
 
 def spent(folder: Path) -> dict[str, float]:
@@ -308,30 +231,6 @@ def spent(folder: Path) -> dict[str, float]:
                 if name.endswith("_seconds"):
                     counts.setdefault(name, []).append(value)
     return {name: median(values) for name, values in counts.items()}
-
-
-def named(every: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, list[str]]:
-    """Problem id -> ids of all its winners and defaults."""
-    found: dict[str, dict[str, None]] = {problem.id: {} for problem in problems}
-    for one in every:
-        for name, job in one["jobs"].items():
-            if (verdict := job["verdict"]) is not None:
-                found[name] |= {verdict["winner"]: None, verdict["baseline"]: None}
-    return {name: list(ids) for name, ids in found.items()}
-
-
-def regret_figures(
-    rows: Sequence[Mapping[str, Any]], deep: Sequence[GemmProblem], seconds: float
-) -> dict[str, Any]:
-    """Over all problems, and over those that were also tuned thoroughly."""
-    regret = [value for row in rows for value in row["regret"]]
-    deepest = {problem.id for problem in deep}
-    against = [value for row in rows if row["problem"] in deepest for value in row["regret"]]
-    return {
-        "against": "the fastest of all winners of the problem, raced in one final of another process",
-        "mean": mean(regret), **spread(regret),
-        "thorough": {"problems": len(deep), "seconds": seconds, **({"mean": mean(against), **spread(against)} if against else {})},
-    }  # fmt: skip
 
 
 def spaced(problems: Sequence[Any], count: int) -> list[Any]:
@@ -396,6 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             every = [*rounds, tuned(client, deep, budget)] if deep else rounds
             names = named(every, problems)
             known = solutions_of(client, sorted({name for each in names.values() for name in each}))
+        if (ceilings := CeilingStore(cache / "ceilings").get(device.environment)) is not None:
+            figures["ceilings"] = asdict(ceilings)
         rows = regrets(device, cache, [one for one in problems if names[one.id]], rounds, known, names)
         figures["regret"] = regret_figures(rows, deep, options.thorough_seconds)
         figures["lists"], figures["rows"] = by_list(lists, rows, rounds), rows

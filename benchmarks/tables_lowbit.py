@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bounds import LAUNCH_US
 from benchmarks.cells import percent, source, table, times
-from benchmarks.lowbit import LAUNCH_US, by_model
+from benchmarks.lowbit import by_model
 from benchmarks.lowbit_layers import DEVICES, MODELS
 
 #: Result -> what it measured.

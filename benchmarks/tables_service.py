@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables_lists
 from benchmarks.cells import source, table
 
 Document = Mapping[str, Any]
@@ -29,8 +30,9 @@ def section(results: Path) -> str:
         if path.exists():
             made = json.loads(path.read_text())
             said = " ".join([about, *made.get("notes", ())])
+            more = tables_lists.lists(made, results) if name == "service-tuning" else ""
             parts.append(
-                f"## {title}\n\n{said}\n\n{table(('what', 'figure'), rows_of(made))}\n{source(made)}\n"
+                f"## {title}\n\n{said}\n\n{table(('what', 'figure'), rows_of(made))}\n{more}{source(made)}\n"
             )
     return "\n".join(parts)
 

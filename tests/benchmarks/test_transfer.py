@@ -21,7 +21,7 @@ SKINNY = Solution(
 
 
 #: Pre-tuned and recorded tables.
-TABLES = 9
+TABLES = 10
 
 
 @pytest.mark.parametrize("number", range(TABLES))

@@ -1,0 +1,147 @@
+"""The table of the fixed lists as tuned through the service: what was gained, and what a bound would allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from backends.problem import from_linear
+from benchmarks.bounds import LAUNCH_US, ceilings_of_bounds, gain_at_bound
+from benchmarks.cells import percent, table, times
+from benchmarks.cuda_tuned import read_shapes
+from benchmarks.lowbit import KINDS
+from benchmarks.report import geometric_mean
+from benchmarks.tables_cuda import BARS, TITLES
+from tuners.ceilings import Ceilings
+from tuners.roofline import bound
+
+Document = Mapping[str, Any]
+
+#: The result whose bounds tell the ceilings of its device, for a result that has none of its own.
+_LENDER = "lowbit-decode"
+_HEADS = (
+    "list", "problems", "over the default (geometric mean)", "bar", "at the bound", "winners: of the bound",
+    "default: of the bound", "winners: time beyond the bound (median)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A problem of a list in the common final: microseconds of its default, of the first round's winner, and of the
+    bound."""
+
+    which: str
+    default_us: float
+    winner_us: float
+    bound_us: float
+
+    @property
+    def beyond_us(self) -> float:
+        """Microseconds that the winner takes beyond the bound."""
+        return self.winner_us - self.bound_us
+
+
+def lists(made: Document, results: Path) -> str:
+    """The table with its explanation; "" for a result that was cut short, or of a device without ceilings."""
+    known = _ceilings(made, results)
+    if "lists" not in made or known is None:
+        return ""
+    ceilings, origin = known
+    timed = _timed(made, ceilings)
+    groups = {name: [one for one in timed if one.which == name] for name in TITLES}
+    found = {name: mine for name, mine in groups.items() if mine}
+    rate = ceilings.flops_per_second[made["dtype"]]
+    return (
+        f"\n{table(_HEADS, [_line(name, mine) for name, mine in found.items()])}\n"
+        "*Of the bound*: geometric mean of the bound over the time, which is the longer of reading and writing at the "
+        f"measured bandwidth ({ceilings.read_bytes_per_second / 1e9:,.0f} GB/s read) and multiplying at the measured rate "
+        f"({rate / 1e12:.0f} TFLOP/s {made['dtype']}), {origin}. *At the bound*: what would be gained by a launch that "
+        f"takes {LAUNCH_US} us longer than the bound. Bars are of the whole lists. {' '.join(_explained(found))}\n\n"
+    )
+
+
+def _ceilings(made: Document, results: Path) -> tuple[Ceilings, str] | None:
+    """The device's ceilings and where they are from: the result's own, or those behind another result's bounds."""
+    if "ceilings" in made:
+        return Ceilings(**made["ceilings"]), "both of the same run"
+    path = results / f"{_LENDER}.json"
+    if not path.exists():
+        return None
+    lender = json.loads(path.read_text())
+    if lender["environment"]["product"] != made["environment"]["product"]:
+        return None
+    problems = [
+        (from_linear(one["m"], one["n"], one["k"], **KINDS[one["kind"]]), one["bound_us"] / 1e6)
+        for one in lender["rows"]
+    ]
+    when = lender["measured_at"][:10]
+    origin = f"both as the bounds of `{_LENDER}.json` have them, measured on {when}"
+    return ceilings_of_bounds(problems), origin
+
+
+def _timed(made: Document, ceilings: Ceilings) -> list[Timed]:
+    """The problems whose winner and default were timed in the common final."""
+    known = {
+        (problem := shape.problem(made["dtype"])).id: (shape.list, problem)
+        for shape in read_shapes(lists=list(made["lists"]))
+    }
+    winners = {one["problem"]: one["rounds"][0] for one in made["quick"]["verdicts"]}
+    timed = []
+    for row in made["rows"]:
+        which, problem = known[row["problem"]]
+        verdict = winners[problem.slug]
+        if verdict is not None and row["speedup"] and verdict["winner"] in row["microseconds"]:
+            us = row["microseconds"][verdict["winner"]]
+            timed.append(Timed(which, us * row["speedup"][0], us, bound(problem, ceilings).seconds * 1e6))
+    return timed
+
+
+def _line(name: str, mine: Sequence[Timed]) -> tuple[str, ...]:
+    bar = f"{BARS[name]:.2f}x" if name in BARS else "-"
+    return (
+        TITLES[name], str(len(mine)), f"**{times(_gained(mine), 3)}**", bar, times(_most(mine), 3),
+        percent(geometric_mean([one.bound_us / one.winner_us for one in mine])),
+        percent(geometric_mean([one.bound_us / one.default_us for one in mine])),
+        f"{median(one.beyond_us for one in mine):.1f} us",
+    )  # fmt: skip
+
+
+def _gained(mine: Sequence[Timed]) -> float:
+    """The geometric mean gain of the winners."""
+    return geometric_mean([one.default_us / one.winner_us for one in mine])
+
+
+def _most(mine: Sequence[Timed]) -> float:
+    """The geometric mean gain of launches at the bound."""
+    return geometric_mean([gain_at_bound(one.default_us, one.bound_us) for one in mine])
+
+
+def _explained(found: Mapping[str, Sequence[Timed]]) -> list[str]:
+    """What the table shows: lists at the bound, bars beyond it, and how long the others' winners take beyond it."""
+    said = []
+    for name, mine in found.items():
+        bar, most = BARS.get(name, 0.0), _most(mine)
+        if _gained(mine) >= most:
+            said.append(f"{TITLES[name]}: the winners are at the bound.")
+        if bar > most:
+            said.append(f"The bar of {bar:.2f}x is more than these problems would gain at the bound.")
+    below = {name: mine for name, mine in found.items() if _gained(mine) < _most(mine)}
+    if below:
+        each = "; ".join(
+            f"{TITLES[name]}: {_span([one.beyond_us for one in mine])} us beyond {_span([one.bound_us for one in mine])} us"
+            for name, mine in below.items()
+        )
+        said.append(
+            "The winners of the other lists take longer than the bound by times that differ far less than the bounds do "
+            f"({each}): most of the rest is a launch's start and end, which do not shrink with the problem, and not a "
+            "lower rate of reading or multiplying."
+        )
+    return said
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
