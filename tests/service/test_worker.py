@@ -646,6 +646,8 @@ def test_jobs_that_come_at_once_are_measured_one_after_the_other(
 def test_what_a_job_ended_without_is_compiled_later(
     bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A process has one engine of jobs.
+    monkeypatch.setattr("service.worker.Executor", lambda *_: SimpleNamespace())
     worker = Worker(workers.plan.settings, bench.engine, workers.plan.device)
     left = [(problem(32), Solution("packed", 1, {"threads": 1}))]
     runner = SimpleNamespace(take_uncompiled=lambda: [left.pop()] if left else [])
