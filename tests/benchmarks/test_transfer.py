@@ -21,7 +21,7 @@ SKINNY = Solution(
 
 
 #: Pre-tuned and recorded tables.
-TABLES = 10
+TABLES = 13
 
 
 @pytest.mark.parametrize("number", range(TABLES))

@@ -661,6 +661,7 @@ def test_what_a_job_ended_without_is_compiled_later(
         monkeypatch.setattr(worker, "_precompile", precompiles)
         worker._take("job")
         counts.append(len(added))
+    worker._lock.release()
     assert counts == [0, 1, 1]
 
 

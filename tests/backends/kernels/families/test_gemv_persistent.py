@@ -111,7 +111,7 @@ def test_the_order_has_fast_ones_first() -> None:
     """By recorded tables of two GPUs: the mean share by which the fastest of a problem's first four is slower
     than the fastest. (Of four by chance it is 2.5%.)"""
     slower = []
-    for path in ("h100-bf16.npz", "h200-bf16.npz"):
+    for path in ("h100-m1.npz", "h100-m4-16.npz", "h200-bf16.npz"):
         table = RecordedTable.load(RECORDED / path)
         for recorded, family in product(table.problems, (FAMILY, SKINNY)):
             assert isinstance(family, GemvPersistent)
