@@ -23,7 +23,7 @@ from gemmtune.torch.quantised.form import WeightError
 if TYPE_CHECKING:
     from gemmtune.row import Row
 
-#: Families of what torch runs for such products where nothing is tuned. torch._scaled_mm is the library's call;
+#: Families of what torch runs for such products where nothing is tuned. torch._scaled_mm is a library's call;
 #: what torch does after it takes no less time than in that call itself.
 INT8_DEFAULTS = ("torch", "torch-int8")
 FP8_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic")
