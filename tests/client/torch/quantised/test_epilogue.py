@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import gemmtune
 import gemmtune.torch
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -25,38 +24,23 @@ from backends.cache import BinaryCache
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_from_wire
 from tests.client.torch.quantised.emulated import write
+from tests.client.torch.quantised.epilogues import (
+    EPILOGUES,
+    INT8,
+    NARROW,
+    TYPES,
+    K,
+    M,
+    N,
+    call,
+    problem,
+    tensor,
+)
 from tuners.inputs import Case
 from tuners.reference import make_reference
 
 if TYPE_CHECKING:
     from gemmtune import Table
-
-M, N, K = 5, 40, 256
-INT8: dict[str, Any] = {"dtype_a": "int8", "scale_a": "outer", "scale_b": "outer"}
-FP8: dict[str, Any] = {"dtype_a": "fp8_e4m3", "scale_a": "outer", "scale_b": "outer"}
-BLOCKS: dict[str, Any] = {**FP8, "scale_a": "block_1x128", "scale_b": "block_128x128"}
-NARROW: dict[str, Any] = {**INT8, "dtype_d": "int8", "scale_d": "tensor"}
-#: What follows the product: arguments of a problem.
-EPILOGUES: dict[str, dict[str, Any]] = {
-    "int8 bias residual silu": {**INT8, "dtype_d": "bf16", "bias": "bf16", "beta": 1.0, "activation": "silu"},
-    "int8 any beta gelu": {**INT8, "dtype_d": "fp16", "beta": -0.5, "activation": "gelu"},
-    "int8 tensors relu": {**INT8, "scale_a": "tensor", "scale_b": "tensor", "dtype_d": "bf16",
-                          "activation": "relu"},
-    "int8 to int8": NARROW,
-    "int8 to int8, bias residual relu": {**NARROW, "bias": "fp32", "dtype_c": "bf16", "beta": 1.0,
-                                         "activation": "relu"},
-    "int8 to int8, int8 residual gelu": {**NARROW, "dtype_c": "int8", "beta": -0.5, "activation": "gelu"},
-    "fp8 residual": {**FP8, "dtype_d": "bf16", "beta": 1.0},
-    "fp8 bias residual gelu": {**FP8, "dtype_d": "bf16", "bias": "bf16", "beta": 1.0, "activation": "gelu"},
-    "fp8 tensors any beta": {**FP8, "scale_a": "tensor", "scale_b": "tensor", "dtype_d": "fp16",
-                             "beta": -0.5},
-    "fp8 blocks residual silu": {**BLOCKS, "dtype_d": "bf16", "beta": 1.0, "activation": "silu"},
-}  # fmt: skip
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
-
-
-def problem(name: str, m: int = M) -> GemmProblem:
-    return from_linear(m, N, K, **EPILOGUES[name])
 
 
 @pytest.fixture(scope="session")
@@ -70,32 +54,6 @@ def epilogue_bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory
 def epilogue_table(epilogue_bundle: Path) -> Table:
     """The table of EPILOGUES."""
     return gemmtune.load(epilogue_bundle)
-
-
-def tensor(values: Any) -> Any:
-    """A host array as torch has it."""
-    if values.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
-    if values.dtype == ml_dtypes.float8_e4m3fn:
-        return torch.from_numpy(values.view(np.uint8)).view(torch.float8_e4m3fn)
-    return torch.from_numpy(values)
-
-
-def call(p: GemmProblem, inputs: dict[str, Any], **changes: Any) -> Any:
-    """linear_w8a8 of a problem's host inputs."""
-    given = {name: tensor(values[0]) for name, values in inputs.items()}
-    scales = [
-        given[f"scale_{side}"]
-        if getattr(p, f"scale_{side}").startswith("block")
-        else given[f"scale_{side}"][0]
-        for side in ("b", "a")
-    ]
-    options = {
-        "bias": given["bias"][0] if "bias" in given else None, "residual": given.get("c"),
-        "beta": p.scalars[1] if "c" in given else 1.0, "activation": p.activation,
-        "scale_out": given["scale_d"][0] if "scale_d" in given else None, "out_dtype": TYPES[p.dtype_d],
-    }  # fmt: skip
-    return linear_w8a8(given["b"], given["a"], *scales, **{**options, **changes})
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
