@@ -59,8 +59,8 @@ def test_two_layers_of_int8() -> None:
     )
     names: dict[str, Any] = {
         "x": x8, "up": up8, "down": down8, "scale_x": scales[0], "scale_up": scales[1],
-        "scale_down": scales[2], "scale_hidden": torch.tensor([0.03]), "bias": bias, "residual": residual.to(torch.bfloat16),
-        "gemmtune": gemmtune, "torch": torch,
+        "scale_down": scales[2], "scale_hidden": torch.tensor([0.03]), "bias": bias,
+        "residual": residual.to(torch.bfloat16), "gemmtune": gemmtune, "torch": torch,
     }  # fmt: skip
     (example,) = examples("8-bit weights and activations")
     exec(compile(example, str(PAGE), "exec"), names)
