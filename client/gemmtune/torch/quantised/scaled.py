@@ -32,8 +32,9 @@ BLOCK = 128
 _LEAST_ROWS, _INT_WHOLE = 17, 8
 #: What k and n of torch._scaled_mm are multiples of.
 _FP8_WHOLE = 16
-#: The least compute capability with 8-bit floats (and AMD's of gfx942).
-_FP8_CAPABILITY = (8, 9)
+#: The least compute capability with 8-bit floats, and AMD's of gfx942, whose types are others.
+_FP8_CAPABILITY, _FNUZ_CAPABILITY = (8, 9), (9, 4)
+_FNUZ = frozenset(kind for name, kind in DTYPES.items() if name.endswith("fnuz"))
 _TYPES: Mapping[str, Any] = {**DTYPES, "int8": torch.int8}
 _NAMES: Mapping[Any, str] = {kind: name for name, kind in _TYPES.items()}
 #: Names of scales in a wire.
@@ -188,7 +189,9 @@ def _multiplies(p: ScaledProduct, x: Any) -> bool:
     """Whether torch._scaled_mm takes the sizes and the types on this device."""
     if not x.is_cuda or p.k % _FP8_WHOLE or p.n % _FP8_WHOLE or p.dtype is p.dtype_w is torch.float8_e5m2:
         return False
-    return bool(torch.cuda.get_device_capability(x.device) >= _FP8_CAPABILITY)
+    capability = torch.cuda.get_device_capability(x.device)
+    fnuz = torch.version.hip is not None and capability == _FNUZ_CAPABILITY
+    return capability >= _FP8_CAPABILITY and all((one in _FNUZ) == fnuz for one in (p.dtype, p.dtype_w))
 
 
 def _int_sums(p: ScaledProduct, x: Any, weight: Any) -> Any:

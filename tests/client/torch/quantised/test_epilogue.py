@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -252,6 +253,30 @@ def test_which_defaults_a_row_may_be_judged_against(
     )
     assert [row.product.dtype for row in served.rows] == [torch.float8_e4m3fn]
     assert dict(served.left_out) == {"judged against cublaslt-heuristic, which torch does not run": 1}
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "dtype", "n", "expected"),
+    [
+        (None, (9, 0), torch.float8_e4m3fn, 48, True),
+        (None, (8, 9), torch.float8_e4m3fn, 48, True),
+        (None, (8, 0), torch.float8_e4m3fn, 48, False),
+        (None, (9, 0), torch.float8_e4m3fn, 40, False),
+        (None, (9, 0), torch.float8_e5m2, 48, False),
+        (None, (9, 0), torch.float8_e4m3fnuz, 48, False),
+        ("7.0", (9, 4), torch.float8_e4m3fnuz, 48, True),
+        ("7.0", (9, 4), torch.float8_e4m3fn, 48, False),
+        ("7.0", (9, 5), torch.float8_e4m3fn, 48, True),
+    ],
+)
+def test_where_torch_has_a_call_of_8_bit_floats(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: Any, dtype: Any, n: int, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    x: Any = SimpleNamespace(is_cuda=True, device="cuda:0")
+    p = ScaledProduct(M, n, K, dtype, dtype, "tensor", "tensor", torch.bfloat16)
+    assert scaled._multiplies(p, x) is expected
 
 
 def other_rows() -> Iterator[GemmProblem]:
