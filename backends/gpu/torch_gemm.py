@@ -144,12 +144,12 @@ def _int_mm_takes(p: GemmProblem) -> bool:
 def _scaled_mm_takes(p: GemmProblem, known: Sequence[str]) -> bool:
     """torch._scaled_mm: row-major times column-major (BLAS: TN), k and columns multiples of 16, never e5m2
     on both sides, a packed 16-bit or fp32 output; scales a tensor or, to bf16, a row and a column, or of
-    blocks."""
+    blocks. C is added after it."""
     kinds = {p.dtype_a, p.dtype_b}
     both_e5m2 = len(kinds) == 1 and kinds <= _E5M2
     if not kinds <= set(known) or both_e5m2 or (p.trans_a, p.trans_b) != ("T", "N"):
         return False
-    if p.k % 16 or p.m % 16 or p.batch != 1 or p.ldd != p.m or p.alpha != "one" or p.beta != "zero":
+    if p.k % 16 or p.m % 16 or p.batch != 1 or p.ldd != p.m or p.alpha != "one":
         return False
     if p.dtype_d not in ("bf16", "fp16", "fp32") or (p.bias and (p.bias_axis != "m" or p.dtype_d == "fp32")):
         return False
@@ -270,7 +270,7 @@ class TorchKernel:
         # op(B)^T and op(A)^T: their product is D's transpose, which is D as torch sees it.
         left = tensors["b"] if p.trans_b == "N" else tensors["b"].mT
         right = tensors["a"] if p.trans_a == "N" else tensors["a"].mT
-        steps = [self._product(torch, left, right, tensors, operands), *_after(torch, p, tensors)]
+        steps = [self._product(torch, left, right, tensors, operands), *_after(p, tensors, operands.beta)]
         steps += self._activation(torch, tensors["d"])
         guard = runtime.guard
         first, rest = steps[0], steps[1:]
@@ -331,13 +331,17 @@ def _bias(p: GemmProblem, tensors: Mapping[str, Any]) -> Any:
     return flat if p.bias_axis == "m" else flat.unsqueeze(1)
 
 
-def _after(torch: Any, p: GemmProblem, tensors: Mapping[str, Any]) -> list[Callable[[], object]]:
-    """What the multiplying call has no argument for: alpha without an addend, a bias beside C."""
+def _after(p: GemmProblem, tensors: Mapping[str, Any], beta: float) -> list[Callable[[], object]]:
+    """What the multiplying call has no argument for: alpha without an addend, a bias beside C, and C of 8-bit
+    floats, whose call has the bias."""
     d, steps = tensors["d"], list[Callable[[], object]]()
     if p.alpha != "one" and p.beta == "zero" and p.bias is None:
         alpha = p.scalars[0]
         steps.append(lambda: d.mul_(alpha))
-    if p.bias is not None and p.beta != "zero":
+    if p.beta != "zero" and is_fp8(DTYPES[p.dtype_a]):
+        c = tensors["c"]
+        steps.append(lambda: d.add_(c, alpha=beta))
+    elif p.bias is not None and p.beta != "zero":
         bias = _bias(p, tensors)
         steps.append(lambda: d.add_(bias))
     return steps

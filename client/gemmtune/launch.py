@@ -120,7 +120,7 @@ class PreparedLaunch:
     """
 
     __slots__ = ("_addresses", "_blocks", "_bound", "_driver", "_maps", "_owner", "_places", "_row", "_runs",
-                 "_stream", "_workspace")  # fmt: skip
+                 "_scalars", "_stream", "_workspace")  # fmt: skip
 
     def __init__(
         self, row: Row, functions: Sequence[Any], driver: Driver, scalars: Mapping[str, float]
@@ -132,10 +132,13 @@ class PreparedLaunch:
         self._places: list[tuple[memoryview, int, int, int]] = []
         #: (function that encodes a map, index of its address, bytes to add)
         self._maps: list[tuple[Callable[[int], int], int, int]] = []
+        #: alpha or beta -> (block, offset, type) of its places.
+        self._scalars: dict[str, list[tuple[_Block, int, str]]] = {name: [] for name in scalars}
         for launch, function, block in zip(row.launches, functions, self._blocks, strict=True):
-            own = {**driver.values(function), **scalars}
+            own = driver.values(function)
             for fill in launch.fills:
                 self._place(fill, block, order, own)
+        self.set_scalars(**scalars)
         self._bound: list[Bound] = [
             driver.bind(function, launch, block.address)
             for function, launch, block in zip(functions, row.launches, self._blocks, strict=True)
@@ -150,9 +153,19 @@ class PreparedLaunch:
             self._maps.append((encode, order[fill.name], fill.plus))
         elif fill.name in order:
             self._places.append((block.words, fill.offset // 8, order[fill.name], fill.plus))
+        elif fill.name in self._scalars:
+            self._scalars[fill.name].append((block, fill.offset, fill.type))
         else:
-            value = own[fill.name] if fill.type in ("float", "double") else int(own[fill.name])
-            struct.pack_into("<" + FORMATS[fill.type], block.memory, block.start + fill.offset, value)
+            block.write(fill.offset, fill.type, own[fill.name])
+
+    def set_scalars(self, **scalars: float) -> None:
+        """Sets alpha or beta of the launches from now on, by name; Kernel.scalars has the names. Raises
+        LaunchError for another one."""
+        for name, value in scalars.items():
+            if name not in self._scalars:
+                raise LaunchError(f"{self._row.problem_id} has a fixed {name}")
+            for block, offset, kind in self._scalars[name]:
+                block.write(offset, kind, value)
 
     def __call__(self, stream: int, workspace: int, addresses: tuple[int, ...]) -> None:
         """Queues the kernels."""
@@ -213,6 +226,11 @@ class _Block:
         self.start = self.address - base
         ctypes.memmove(self.address, template, len(template))
         self.words = memoryview(self.memory).cast("B")[self.start : self.start + size].cast("Q")
+
+    def write(self, offset: int, kind: str, value: float) -> None:
+        """Writes a number of a C type."""
+        number = value if kind in ("float", "double") else int(value)
+        struct.pack_into("<" + FORMATS[kind], self.memory, self.start + offset, number)
 
 
 def _version(number: int) -> str:

@@ -44,7 +44,7 @@ from service.commands.common import (
 )
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
+from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
 from service.formats.core.reading import told
@@ -68,16 +68,20 @@ def best(
     k: Annotated[int, typer.Option(help="Length of the dot products.")],
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, ... (default fp32)")] = None,
     dtype_b: DtypeB = None,
+    scale_a: ScaleA = None,
     scale_b: ScaleB = None,
+    scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
+    dtype_d: DtypeD = None,
     compute: Annotated[str | None, typer.Option(help="Compute type, where it differs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Strided batch.")] = None,
     trans_a: Annotated[bool, typer.Option("--trans-a", help="A is stored transposed.")] = False,
     trans_b: Annotated[bool, typer.Option("--trans-b", help="B is stored transposed (F.linear).")] = False,
+    beta: Annotated[float | None, typer.Option(help="Scales C, which is added.")] = None,
     epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     device: Device = None,
     mode: Mode = None,
@@ -91,11 +95,11 @@ def best(
 ) -> None:
     """Show the best known way to run a problem. Exit code 1: nothing is known."""
     fields = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
-        "batch": batch,
-        "trans_a": trans_a or None, "trans_b": trans_b or None, "epilogue": epilogue,
-        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
-        "routing": routing_of(routing),
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "dtype_d": dtype_d,
+        "compute": compute,
+        "batch": batch, "trans_a": trans_a or None, "trans_b": trans_b or None, "beta": beta,
+        "epilogue": epilogue, "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b),
+        "groups": groups, "routing": routing_of(routing),
     }  # fmt: skip
     wire = {name: value for name, value in fields.items() if value is not None}
     limit = workspace_limit(max_workspace)

@@ -18,7 +18,7 @@ from service import report
 from service.commands.common import Index, Json, OwnDevice, out, print_json
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
+from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
 from service.settings import Settings
 from tuners.space_sizes import SECONDS, SpaceSize, on_arch, on_device
 
@@ -29,12 +29,15 @@ def space(
     k: Annotated[int, typer.Option(help="Length of the dot products.")],
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, fp64, int8, ...")] = "fp32",
     dtype_b: DtypeB = None,
+    scale_a: ScaleA = None,
     scale_b: ScaleB = None,
+    scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
+    dtype_d: DtypeD = None,
     compute: Annotated[
         str | None, typer.Option(help="Compute type, where it differs from the default.")
     ] = None,
@@ -62,10 +65,11 @@ def space(
     """Show how large the space of every family is for a problem: the combinations of its parameters, how many
     of them are legal, and how many are listed as candidates that a search tries first."""
     given = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "dtype_d": dtype_d,
+        "compute": compute,
         "batch": batch, "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb,
         "ldc": ldc, "beta": beta, "epilogue": epilogue,
-        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
+        "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b), "groups": groups,
         "routing": routing_of(routing),
     }  # fmt: skip
     problem = problem_from_wire({name: value for name, value in given.items() if value is not None})

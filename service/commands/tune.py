@@ -44,7 +44,7 @@ from service.commands.common import (
 )
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
+from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
 from tuners.budget import Search
@@ -66,12 +66,15 @@ def tune(
         typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32); of a model: where not its own."),
     ] = None,
     dtype_b: DtypeB = None,
+    scale_a: ScaleA = None,
     scale_b: ScaleB = None,
+    scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
+    dtype_d: DtypeD = None,
     compute: Annotated[
         str | None, typer.Option(help="Compute type, where it differs from the default.")
     ] = None,
@@ -145,11 +148,12 @@ def tune(
     measured in the same environment is shown, not measured again (--force measures)."""
     settings = Settings()
     one = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "dtype_d": dtype_d,
+        "compute": compute,
         "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
-        "scaling": weight_scaling(scale_b, scale_dtype, zero_b), "groups": groups,
+        "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b), "groups": groups,
         "routing": routing_of(routing),
     }  # fmt: skip
     fields = {name: value for name, value in one.items() if value is not None}

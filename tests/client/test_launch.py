@@ -128,6 +128,13 @@ def test_scalars_that_the_problem_leaves_open(stub: Stub, tmp_path: Path) -> Non
     operands = Operands(loaded.driver, problem)
     kernel.prepare(alpha=-3.0)(0, 0, operands.addresses(kernel))
     np.testing.assert_array_equal(operands.output(), -3.0 * operands.expected())
+    launch = kernel.prepare(alpha=1.0)
+    for alpha in (2.0, 0.5):
+        launch.set_scalars(alpha=alpha)
+        launch(0, 0, operands.addresses(kernel))
+        np.testing.assert_array_equal(operands.output(), alpha * operands.expected())
+    with pytest.raises(gemmtune.LaunchError, match="has a fixed beta"):
+        launch.set_scalars(beta=1.0)
     with pytest.raises(gemmtune.LaunchError, match="takes alpha; given: none"):
         kernel.prepare()
     with pytest.raises(gemmtune.LaunchError, match="takes alpha; given: alpha and beta"):

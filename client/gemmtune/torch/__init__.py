@@ -12,7 +12,7 @@
     gemmtune.torch.grouped_mm_w4a16(x, weight, scales, offs)
                                                        grouped products by 4-bit weights
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
-    gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides
+    gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides, with what follows
 
 torch.compile uses the rows of a table that is in use.
 """

@@ -114,7 +114,8 @@ class Product(NamedTuple):
 
 def of_row(canonical: Mapping[str, Any]) -> Product | None:
     """The product of a row's canonical (column-major) problem. None if torch's calls have no such product:
-    another alpha or beta, an activation, padded outputs, conjugation, block scales."""
+    another alpha or beta, an activation, padded outputs, conjugation, block scales, a matrix added
+    to 8-bit floats."""
     p = canonical
     kinds = [DTYPES.get(p[name]) for name in ("dtype_b", "dtype_a", "dtype_d")]
     m, n, k, batch = p["n"], p["m"], p["k"], p["batch"]
@@ -132,7 +133,7 @@ def of_row(canonical: Mapping[str, Any]) -> Product | None:
             return None
         extra = "bias"
     elif p["beta"] == "one":
-        if p["dtype_c"] != p["dtype_d"] or batch > 1:
+        if p["dtype_c"] != p["dtype_d"] or batch > 1 or kinds[0] in FP8:
             return None
         extra, ldc = "c", p["ldc"]
     if p["compute"] not in ("fp32", "fp64", "tf32"):

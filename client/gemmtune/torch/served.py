@@ -303,7 +303,9 @@ def _kinds(row: Row) -> tuple[Product | None, _OfOperator | None, tuple[str, ...
         group_of_row = grouped_weights.of_row(row) or scaled_grouped.of_row(row)
         return None, group_of_row, grouped.GROUPED_DEFAULTS
     product, bytes_ = of_row(row.canonical), scaled_products.of_row(row)
-    return product, bytes_, TORCH_DEFAULTS if product is not None else scaled_products.SCALED_DEFAULTS
+    if product is not None or bytes_ is None:
+        return product, bytes_, TORCH_DEFAULTS
+    return None, bytes_, bytes_.defaults
 
 
 def _place(rows: dict[Any, TunedRow], key: Any, tuned: TunedRow) -> None:

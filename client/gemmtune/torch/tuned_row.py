@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
-ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a", "offsets")
+ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "offsets")
+
+#: What an open alpha or beta is until a call says otherwise.
+_OPEN = 0.5
 
 
 class Owner(Protocol):
@@ -110,21 +113,24 @@ class TunedRow:
             one = one.weaker
         return None
 
-    def launch(self, index: int, addresses: tuple[int, ...]) -> bool:
+    def launch(self, index: int, addresses: tuple[int, ...], beta: float | None = None) -> bool:
         """Launches on torch's current stream of device `index`, with addresses in the order of ORDER, those
-        that the product lacks left out. False if it could not: nothing was computed."""
+        that the product lacks left out. `beta` is given where the row leaves it open. False if it could not:
+        nothing was computed."""
         if self.runtime.several:
             with self.runtime.guard(index):
-                return self._launch(index, addresses)
-        return self._launch(index, addresses)
+                return self._launch(index, addresses, beta)
+        return self._launch(index, addresses, beta)
 
-    def _launch(self, index: int, addresses: tuple[int, ...]) -> bool:
+    def _launch(self, index: int, addresses: tuple[int, ...], beta: float | None) -> bool:
         try:
             launch = self._local.launches.get(index) or self.prepare(index)
             if launch is None:
                 return False
             if self.native is not None and (status := self.native.failed):
                 raise launch.failure(status)
+            if beta is not None:
+                launch.set_scalars(beta=beta)
             stream = self.runtime.stream(index)
             if self._permutation is not None:
                 addresses = tuple(addresses[one] for one in self._permutation)
@@ -159,7 +165,7 @@ class TunedRow:
             self._permutation = tuple(given.index(name) for name in names)
         self.workspace_bytes = kernel.workspace_bytes
         self.workspace_alignment = max(kernel.workspace_alignment, 1)
-        launch: PreparedLaunch = kernel.prepare()
+        launch: PreparedLaunch = kernel.prepare(**dict.fromkeys(kernel.scalars, _OPEN))
         self._local.launches[index] = launch
         self._blocks += 1
         if self.native is not None and not kernel.scalars and index not in self._prepared:

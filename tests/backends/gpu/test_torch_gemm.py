@@ -17,7 +17,7 @@ from backends.cache import BinaryCache
 from backends.errors import IllegalSolution, LaunchError
 from backends.gpu import torch_gemm as module
 from backends.gpu.torch_gemm import TorchMatmul, torch_build
-from backends.operands import Operands
+from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from tests.backends.gpu.null_device import ENVIRONMENT, NullDevice
 
@@ -55,6 +55,9 @@ BLOCKS = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
         (from_linear(8, 16, 32, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"), False),
         (from_linear(8, 16, 32, "fp8_e4m3", bias="bf16", **FP8), True),
         (from_linear(8, 16, 32, "fp8_e4m3", dtype_d="fp32", bias="fp32"), False),
+        (from_linear(8, 16, 32, "fp8_e4m3", beta=0.5, bias="bf16", activation="silu", **FP8), True),
+        (from_linear(8, 16, 32, "fp8_e4m3", beta=1.0, dtype_c="fp16", **FP8), False),
+        (from_linear(8, 16, 32, "fp8_e4m3", alpha=2.0, **FP8), False),
         (from_linear(8, 16, 32, "fp8_e4m3_fnuz", **FP8), False),
         (from_linear(8, 16, 640, "fp8_e4m3", dtype_d="bf16", **BLOCKS), False),
         (from_linear(8, 16, 512, "fp8_e4m3", dtype_d="fp16", **BLOCKS), False),
@@ -164,8 +167,8 @@ class Tensor:
     def mul_(self, value: float) -> None:
         self.array *= value
 
-    def add_(self, other: Tensor) -> None:
-        self.array += other.array
+    def add_(self, other: Tensor, *, alpha: float = 1.0) -> None:
+        self.array += (alpha * other.array).astype(self.array.dtype)
 
 
 class FakeTorch:
@@ -258,7 +261,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
 
 def _run(problem: GemmProblem) -> tuple[Any, Any]:
     """D by the family, and by numpy."""
-    from backends.operands import as_product, layouts
+    from backends.operands import as_product
 
     found = layouts(problem)
     alpha, beta = problem.scalars
@@ -349,6 +352,17 @@ def test_scaled_products(torch: FakeTorch, scales: dict[str, str], shapes: list[
     TORCH.load(problem, solution, None, NullDevice()).bind(Operands.at(places, (1.0, 0.0)), 0)()
     options = {"out_dtype": np.dtype("int16"), "use_fast_accum": True, "out": (8, 16)}
     assert torch.log[-1] == ("scaled", shapes, options)
+
+
+def test_what_follows_a_scaled_product(torch: FakeTorch) -> None:
+    """The call has the bias; C and the activation are steps after it."""
+    problem = from_linear(8, 16, 32, "fp8_e4m3", dtype_d="bf16", beta=0.5, bias="bf16", activation="silu")
+    (solution,) = TORCH.solutions(problem, ENVIRONMENT)
+    views = {name: layouts(problem)[name].view(MEMORY[PLACES[name] :].view(np.int16)) for name in ("c", "d")}
+    expected = views["d"] + views["c"] * np.int16(3)
+    TORCH.load(problem, solution, None, NullDevice()).bind(Operands.at(PLACES, (1.0, 3.0)), 0)()
+    assert [one[0] for one in torch.log[-2:]] == ["scaled", "silu_"]
+    assert np.array_equal(views["d"], expected)
 
 
 def test_a_refusal_is_a_launch_error(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Products of 8-bit activations by 8-bit weights with scales, in the terms of a row, and torch's own calls of
 them.
 
-y[m,n] = scale_x scale_w x[m,k] w[n,k]^T + bias. Scales are fp32. An input's scale is one value ("tensor"),
+y[m,n] = act(scale_x scale_w x[m,k] w[n,k]^T + beta residual + bias), for int8 outputs times scale_out
+(epilogue.py). Scales are fp32. An input's scale is one value ("tensor"),
 one a row ("outer"), or one for 128 elements of a row ("block_1x128": [m, k / 128]); a weight's is one value,
 one a row, or one for 128 x 128 elements ("block_128x128": [n / 128, k / 128]).
 """
@@ -15,18 +16,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gemmtune.torch.layouts import DTYPES, FP8
+from gemmtune.torch.quantised.epilogue import OUTPUTS, Added, Epilogue, epilogue_of, finished, of_canonical
+from gemmtune.torch.quantised.epilogue import make as make_added
 from gemmtune.torch.quantised.form import WeightError
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
 
-#: Families of what torch runs for such products where nothing is tuned.
-SCALED_DEFAULTS = ("torch", "torch-int8")
+#: Families of what torch runs for such products where nothing is tuned. torch._scaled_mm is a library's call;
+#: what torch does after it takes no less time than in that call itself.
+INT8_DEFAULTS = ("torch", "torch-int8")
+FP8_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic")
 BLOCK = 128
 #: Rows that torch._int_mm takes at least, and what its k and n are multiples of.
 _LEAST_ROWS, _INT_WHOLE = 17, 8
 #: What k and n of torch._scaled_mm are multiples of.
 _FP8_WHOLE = 16
+#: The least compute capability with 8-bit floats, and AMD's of gfx942, whose types are others.
+_FP8_CAPABILITY, _FNUZ_CAPABILITY = (8, 9), (9, 4)
+_FNUZ = frozenset(kind for name, kind in DTYPES.items() if name.endswith("fnuz"))
 _TYPES: Mapping[str, Any] = {**DTYPES, "int8": torch.int8}
 _NAMES: Mapping[Any, str] = {kind: name for name, kind in _TYPES.items()}
 #: Names of scales in a wire.
@@ -36,7 +44,7 @@ ScaledKey = tuple[Any, ...]
 
 
 class ScaledProduct(NamedTuple):
-    """D[m,n] = scale_x scale_w x[m,k] w[n,k]^T + bias, all packed. `extra` is "" or "bias"."""
+    """D[m,n] = epilogue(scale_x scale_w x[m,k] w[n,k]^T), all packed."""
 
     m: int
     n: int
@@ -46,7 +54,17 @@ class ScaledProduct(NamedTuple):
     scale_x: str
     scale_w: str
     out_dtype: Any
-    extra: str = ""
+    epilogue: Epilogue = Epilogue()
+
+    @property
+    def extra(self) -> str:
+        """What follows the product, for people."""
+        return self.epilogue.name
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """Families of what torch runs for it where nothing is tuned."""
+        return INT8_DEFAULTS if self.dtype is torch.int8 else FP8_DEFAULTS
 
     @property
     def batch(self) -> int:
@@ -71,40 +89,40 @@ class ScaledProduct(NamedTuple):
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""
+        scaling = {"a": self.scale_x, "b": self.scale_w}
         found = {
             "m": self.m, "n": self.n, "k": self.k, "dtype": _NAMES[self.dtype],
             "dtype_d": _NAMES[self.out_dtype], "trans_b": True,
-            "scaling": {"a": self.scale_x, "b": self.scale_w},
+            "scaling": scaling | ({"d": "tensor"} if self.epilogue.scaled else {}),
         }  # fmt: skip
         if self.dtype_w is not self.dtype:
             found["dtype_b"] = _NAMES[self.dtype_w]
-        return found | ({"epilogue": "bias"} if self.extra else {})
+        return found | self.epilogue.wire(self.out_dtype)
 
 
 def of_row(row: Row) -> ScaledProduct | None:
     """The product of a row of 8-bit operands with scales; None if the row is another's: padded or transposed
-    operands, an activation, other scalars, scales of one side alone or of fast accumulation."""
+    operands, another alpha, an epilogue that no call has, scales of one side alone, fast accumulation."""
     p = row.canonical
-    kinds = [_TYPES.get(p[name]) for name in ("dtype_b", "dtype_a", "dtype_d")]
-    x, w, out = kinds
+    x, w = (_TYPES.get(p[name]) for name in ("dtype_b", "dtype_a"))
     bytes_ = (x is torch.int8 and w is torch.int8) or (x in FP8 and w in FP8)
-    if not bytes_ or out not in (torch.bfloat16, torch.float16, torch.float32) or p["scale_dtype"] != "fp32":
+    epilogue = of_canonical(p)
+    if not bytes_ or epilogue is None or p["scale_dtype"] != "fp32" or (epilogue.scaled and x in FP8):
         return None
     m, n, k = p["n"], p["m"], p["k"]
-    plain = p["alpha"] == "one" and p["beta"] == "zero" and p["activation"] == "none" and p["batch"] == 1
-    packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == n
-    if not plain or not packed or (p["trans_a"], p["trans_b"]) != ("T", "N") or p["fast_accumulation"]:
+    packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == n and p["batch"] == 1
+    if p["alpha"] != "one" or not packed or (p["trans_a"], p["trans_b"]) != ("T", "N"):
         return None
-    if p["bias"] is not None and (p["bias"] != p["dtype_d"] or p["bias_axis"] != "m"):
+    operands = {"a", "b", "d", "scale_a", "scale_b"} | epilogue.operands
+    if p["fast_accumulation"] or set(row.operands) != operands:
         return None
-    operands = {"a", "b", "d", "scale_a", "scale_b"} | (set() if p["bias"] is None else {"bias"})
-    if set(row.operands) != operands:
-        return None
-    return ScaledProduct(m, n, k, x, w, p["scale_b"], p["scale_a"], out, "" if p["bias"] is None else "bias")
+    return ScaledProduct(m, n, k, x, w, p["scale_b"], p["scale_a"], OUTPUTS[p["dtype_d"]], epilogue)
 
 
-def product_of(x: Any, weight: Any, scale_x: Any, scale_w: Any, bias: Any, out_dtype: Any) -> ScaledProduct:
-    """The product of a call. Only shapes and types are looked at. Raises WeightError."""
+def product_of(
+    x: Any, weight: Any, scale_x: Any, scale_w: Any, added: Added, activation: str, out_dtype: Any
+) -> ScaledProduct:
+    """The product of a call. Only shapes, types and beta are looked at. Raises WeightError."""
     kinds = (x.dtype, weight.dtype)
     if kinds != (torch.int8, torch.int8) and not set(kinds) <= FP8:
         raise WeightError(f"input is {x.dtype} and weight {weight.dtype}; both are int8, or 8-bit floats")
@@ -112,19 +130,16 @@ def product_of(x: Any, weight: Any, scale_x: Any, scale_w: Any, bias: Any, out_d
         raise WeightError(f"input is {list(x.shape)} and weight {list(weight.shape)}: [..., K] and [N, K]")
     if not weight.is_contiguous():
         raise WeightError("weight must be contiguous [N, K]: call .contiguous() once, when it is loaded")
-    if out_dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise WeightError(f"out_dtype is {out_dtype}; it must be bfloat16, float16 or float32")
     n, k = int(weight.shape[0]), int(weight.shape[1])
     m = x.numel() // k
-    if bias is not None and (tuple(bias.shape) != (n,) or bias.dtype is not out_dtype):
-        raise WeightError(f"bias is {list(bias.shape)} of {bias.dtype}; it must be [{n}] of {out_dtype}")
+    epilogue = epilogue_of(added, activation, out_dtype, tuple(x.shape[:-1]), n, x.dtype)
     of_w = _scale(scale_w, n, k, "scale_w", BLOCK)
     of_x = _scale(scale_x, m, k, "scale_x", 1)
+    if x.dtype is torch.int8 and any(one.startswith("block") for one in (of_x, of_w)):
+        raise WeightError("scales of blocks are of 8-bit floats; those of int8 are one value or one a row")
     if m == 1 and scale_x.numel() == 1 and of_w == "outer":
         of_x = "outer"  # one scale is that of the only row, too
-    return ScaledProduct(
-        m, n, k, x.dtype, weight.dtype, of_x, of_w, out_dtype, "" if bias is None else "bias"
-    )
+    return ScaledProduct(m, n, k, x.dtype, weight.dtype, of_x, of_w, out_dtype, epilogue)
 
 
 def _scale(scale: Any, rows: int, k: int, name: str, side: int) -> str:
@@ -146,19 +161,37 @@ def _scale(scale: Any, rows: int, k: int, name: str, side: int) -> str:
 # ---- torch's own ---------------------------------------------------------------------------------
 
 
-def by_torch(p: ScaledProduct, x: Any, weight: Any, scale_x: Any, scale_w: Any, bias: Any) -> Any:
+def by_torch(p: ScaledProduct, x: Any, weight: Any, scale_x: Any, scale_w: Any, added: Added) -> Any:
     """The output [m, n] as torch computes it: torch._int_mm and scaling, torch._scaled_mm where it takes the
-    operands, else a product of fp32 or (int8) fp64 numbers."""
-    if p.dtype is torch.int8:
-        sums = _int_sums(p, x, weight).to(torch.float32)
-        out = sums * scale_x.reshape(-1, 1) * scale_w.reshape(1, -1)
-        return (out if bias is None else out + bias).to(p.out_dtype)
-    if x.is_cuda and (found := _scaled_mm(p, x, weight, scale_x, scale_w, bias)) is not None:
+    operands, else a product of fp32 or (int8) fp64 numbers. What torch._scaled_mm does not add follows its
+    sums in fp32, so that everything is rounded once, as by a row."""
+    e, blocks = p.epilogue, p.scale_w.startswith("block") or p.scale_x.startswith("block")
+    if e.fused_by_torch and (found := _scaled_mm(p, x, weight, scale_x, scale_w, added.bias)) is not None:
         return found
-    left = x.float() * _spread(scale_x, p.scale_x, p.m, p.k, 1)
-    right = weight.float() * _spread(scale_w, p.scale_w, p.n, p.k, BLOCK)
-    out = left @ right.t()
-    return (out if bias is None else out + bias).to(p.out_dtype)
+    if p.dtype is torch.int8 or not blocks:
+        sums = _int_sums(p, x, weight) if p.dtype is torch.int8 else _float_sums(p, x, weight)
+        value = sums.to(torch.float32) * scale_w.reshape(1, -1) * scale_x.reshape(-1, 1)
+    else:
+        left = x.float() * _spread(scale_x, p.scale_x, p.m, p.k, 1)
+        value = left @ (weight.float() * _spread(scale_w, p.scale_w, p.n, p.k, BLOCK)).t()
+    return finished(value, e, added, p.out_dtype)
+
+
+def _float_sums(p: ScaledProduct, x: Any, weight: Any) -> Any:
+    """The sums of 8-bit floats in fp32, before they are scaled."""
+    if not _multiplies(p, x):
+        return x.float() @ weight.float().t()
+    one = torch.ones((), device=x.device)
+    return torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.float32)
+
+
+def _multiplies(p: ScaledProduct, x: Any) -> bool:
+    """Whether torch._scaled_mm takes the sizes and the types on this device."""
+    if not x.is_cuda or p.k % _FP8_WHOLE or p.n % _FP8_WHOLE or p.dtype is p.dtype_w is torch.float8_e5m2:
+        return False
+    capability = torch.cuda.get_device_capability(x.device)
+    fnuz = torch.version.hip is not None and capability == _FNUZ_CAPABILITY
+    return capability >= _FP8_CAPABILITY and all((one in _FNUZ) == fnuz for one in (p.dtype, p.dtype_w))
 
 
 def _int_sums(p: ScaledProduct, x: Any, weight: Any) -> Any:
@@ -173,9 +206,9 @@ def _scaled_mm(p: ScaledProduct, x: Any, weight: Any, scale_x: Any, scale_w: Any
     """torch._scaled_mm; None for what it does not take."""
     scales = {p.scale_x, p.scale_w}
     rows = scales == {"outer"} and p.out_dtype is torch.bfloat16
-    if p.k % _FP8_WHOLE or p.n % _FP8_WHOLE or not (rows or scales == {"tensor"}):
+    if p.dtype is torch.int8 or not _multiplies(p, x) or not (rows or scales == {"tensor"}):
         return None
-    if p.dtype is p.dtype_w is torch.float8_e5m2 or (bias is not None and p.out_dtype is torch.float32):
+    if bias is not None and p.out_dtype is torch.float32:
         return None
     shapes = ((-1, 1), (1, -1)) if rows else ((), ())
     of_x, of_w = scale_x.reshape(shapes[0]), scale_w.reshape(shapes[1])
@@ -202,19 +235,24 @@ class ScaledOperands:
     weight: Any
     scale_x: Any
     scale_w: Any
-    bias: Any
+    added: Added
     out: Any
 
     def addresses(self) -> tuple[int, ...]:
         """In the order of TunedRow.launch()."""
-        every = (self.weight, self.a, self.out, self.bias, self.scale_w, self.scale_x)
-        return tuple(one.data_ptr() for one in every if one is not None)
+        return addresses(self.weight, self.a, self.out, self.scale_w, self.scale_x, self.added)
 
     @property
     def bytes(self) -> int:
         """Of all tensors."""
-        every = (self.a, self.weight, self.scale_x, self.scale_w, self.bias, self.out)
-        return sum(one.numel() * one.element_size() for one in every if one is not None)
+        every = (self.a, self.weight, self.scale_x, self.scale_w, self.out, *self.added.tensors)
+        return sum(one.numel() * one.element_size() for one in every)
+
+
+def addresses(weight: Any, x: Any, out: Any, scale_w: Any, scale_x: Any, added: Added) -> tuple[int, ...]:
+    """The addresses of a product's tensors in the order of TunedRow.launch()."""
+    every = (weight, x, out, added.residual, added.bias, scale_w, scale_x, added.scale_out)
+    return tuple(one.data_ptr() for one in every if one is not None)
 
 
 def make(p: ScaledProduct, device: Any) -> ScaledOperands:
@@ -231,13 +269,13 @@ def make(p: ScaledProduct, device: Any) -> ScaledOperands:
         shape = sizes.get(kind, (-(-rows // side), -(-p.k // BLOCK)))
         return torch.rand(shape, generator=random, device=device) + 0.5
 
-    bias = torch.randn(p.n, generator=random, device=device).to(p.out_dtype) if p.extra else None
+    added = make_added(p.epilogue, p.m, p.n, random, device)
     return ScaledOperands(
         values(p.m, p.dtype), values(p.n, p.dtype_w), scales(p.scale_x, p.m, 1),
-        scales(p.scale_w, p.n, BLOCK), bias, torch.empty((p.m, p.n), dtype=p.out_dtype, device=device),
+        scales(p.scale_w, p.n, BLOCK), added, torch.empty((p.m, p.n), dtype=p.out_dtype, device=device),
     )  # fmt: skip
 
 
 def torch_call(p: ScaledProduct, given: ScaledOperands) -> Callable[[], Any]:
     """What torch runs without a row."""
-    return lambda: by_torch(p, given.a, given.weight, given.scale_x, given.scale_w, given.bias)
+    return lambda: by_torch(p, given.a, given.weight, given.scale_x, given.scale_w, given.added)

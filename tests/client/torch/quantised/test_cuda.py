@@ -1,10 +1,14 @@
-"""On an NVIDIA GPU: torch's packing is read back, its calls are the same product, graphs hold it."""
+"""On an NVIDIA GPU: torch's packing is read back, its calls are the same product, graphs hold it; what
+follows a product of 8-bit operands, by rows and by torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gemmtune
+import gemmtune.torch
+import numpy as np
 import pytest
 import torch
 from gemmtune.torch import QuantizedLinear, from_tinygemm
@@ -13,7 +17,17 @@ from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.quantised.stored import dequantized
 
+from backends.cache import BinaryCache
+from backends.kernels.families import FAMILIES
+from backends.packages.bundle import BundleBuilder, Measured, describe_row
+from backends.registry import devices
+from tests.client.torch.quantised.epilogues import EPILOGUES, M, call, problem
 from tests.client.torch.quantised.samples import right, sample
+from tuners.inputs import Case
+from tuners.reference import make_reference
+
+if TYPE_CHECKING:
+    from gemmtune import Table
 
 pytestmark = pytest.mark.cuda
 
@@ -73,3 +87,84 @@ def test_a_graph_holds_the_operator() -> None:
     x.copy_(torch.randn(3, 1024))
     graph.replay()
     assert right(out.cpu(), x.cpu(), weight)
+
+
+#: Columns that torch's calls of 8-bit operands take.
+COLUMNS = 48
+
+
+@pytest.fixture(scope="module")
+def epilogue_rows(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """A row for each of EPILOGUES, of the likeliest candidate."""
+    found, notes = devices("cuda")
+    if not found:
+        pytest.skip("; ".join(notes))
+    environment, folder = found[0].environment, tmp_path_factory.mktemp("epilogues")
+    said: dict[str, Any] = {
+        "judgement": "WIN", "seconds": 1.0, "baseline_seconds": 1.0, "baseline": "torch", "rounds": 1,
+        "baseline_family": "torch", "speedup": [1.0, 1.0, 1.0], "session": None, "decided_at": None,
+    }  # fmt: skip
+    family = FAMILIES["bytes-ring"]
+    with BundleBuilder(environment.device_class, "graph-cold", {}) as builder:
+        for name in EPILOGUES:
+            one = problem(name, M, COLUMNS)
+            row = Measured(one, next(iter(family.solutions(one, environment))), environment, said)
+            builder.add(describe_row(row, environment.device_class.arch, BinaryCache(folder / "cache")))
+        builder.write(folder / "rows.gtb")
+    return gemmtune.load(folder / "rows.gtb")
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("distribution", ["normal", "small"])
+def test_what_follows_is_the_references_number(epilogue_rows: Table, name: str, distribution: str) -> None:
+    """By the row and by torch."""
+    p = problem(name, M, COLUMNS)
+    reference, inputs = make_reference(Case(p, 7, distribution, "exact"))
+    with gemmtune.torch.enable(epilogue_rows), gemmtune.torch.report() as count:
+        ours = call(p, inputs, "cuda")
+    assert (count.report().hits, count.report().misses) == (1, 0)
+    for found in (ours, call(p, inputs, "cuda")):
+        differ = np.abs(found.double().cpu().numpy() - reference.expected[0])
+        assert np.all(differ <= reference.tolerance[0])
+    if p.dtype_d == "int8":
+        assert int((ours.int() - call(p, inputs, "cuda").int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_graph_holds_what_follows(epilogue_rows: Table, rows: bool) -> None:
+    """With a residual, beta, and a scale of the output that later replays read anew."""
+    p = problem("int8 to int8, int8 residual gelu", M, COLUMNS)
+    _, inputs = make_reference(Case(p, 7, "small", "exact"))
+    scale = torch.ones(1, device="cuda")
+    handle = gemmtune.torch.enable(epilogue_rows) if rows else None
+    try:
+        if handle is not None:
+            handle.load()
+        given = {name: torch.from_numpy(inputs[name][0]).cuda() for name in ("a", "b", "c")}
+        scales = [torch.from_numpy(inputs[name][0, 0]).cuda() for name in ("scale_b", "scale_a")]
+        options: dict[str, Any] = {
+            "residual": given["c"], "beta": -0.5, "activation": "gelu", "scale_out": scale,
+            "out_dtype": torch.int8,
+        }  # fmt: skip
+
+        def run() -> Any:
+            return gemmtune.torch.linear_w8a8(given["b"], given["a"], *scales, **options)
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+        for value in (0.25, 4.0):
+            scale.fill_(value)
+            given["c"].neg_()
+            graph.replay()
+            assert torch.equal(out, run())
+        compiled = torch.compile(run, fullgraph=True)
+        assert torch.equal(compiled(), run())
+    finally:
+        if handle is not None:
+            handle.disable()
