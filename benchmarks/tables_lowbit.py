@@ -15,12 +15,11 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 #: Result -> what it measured.
 RESULTS: Mapping[str, str] = {
     "lowbit": "Every kind, Llama-3 8B on one device",
-    "lowbit-decode": "16-bit activations, 1 to 128 rows",
+    "lowbit-decode": "16-bit activations, 1 to 128 rows, the portfolio compiled beforehand",
+    "lowbit-cold": "16-bit activations, 1 to 128 rows, nothing compiled beforehand",
     "lowbit-prefill": "16-bit activations, as many rows as prompts",
-    "lowbit-many-columns": "16-bit activations, more rows",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",
     "lowbit-bytes": "8-bit activations",
-    "lowbit-blocks": "8-bit floats with scales of blocks",
 }
 _HEADS = (
     "kind", "model", "tensor parallelism", "rows", "layers", "over torch's call", "over the default",
