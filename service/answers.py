@@ -286,9 +286,11 @@ class BestExact(_Measured):
 
 
 class TransferRegret(Answer):
-    """How much slower than the best (median) the solution was on so many other near problems."""
+    """How much slower than the best the solution was on so many other near problems: the median, and the
+    80th percentile."""
 
     median: float
+    p80: float
     pairs: int
 
 

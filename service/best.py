@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from math import ceil, gcd
-from statistics import median
 from typing import Any
 
 import orjson
@@ -28,7 +27,7 @@ from backends.wire import problem_from_wire
 from db import exported, neighbours, queries
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
-from service.nearness import Place, doubt
+from service.nearness import Place, doubt, spread
 
 #: How many of the nearest problems with equally aligned operands are tried; among how many of the nearest
 #: those are looked for; how many notes explain rejections.
@@ -317,8 +316,7 @@ class _Search:
         rows = neighbours.transfer(
             self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
         )
-        regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
-        return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
+        return spread([row["seconds"] / row["best"] - 1 for row in rows if row["best"]])
 
 
 def _written(problem: GemmProblem) -> int:

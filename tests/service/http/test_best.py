@@ -203,7 +203,7 @@ def test_a_near_problem_answers_with_its_distance_and_regret(filled: httpx.Clien
     assert found["distance"] == pytest.approx(0.415, abs=1e-3)
     assert found["asked"] == {**ONE, "m": 24, "dtype": "fp32"}
     assert found["asked_id"] == problem(24, 256, 512).id
-    assert found["transfer_regret"] == {"median": 0.0, "pairs": 5}  # it won there, too
+    assert found["transfer_regret"] == {"median": 0.0, "p80": 0.0, "pairs": 5}  # it won there, too
     assert found["judgement"] == "WIN"
 
 
@@ -274,7 +274,7 @@ def test_one_pair_or_none_for_the_regret(client: httpx.Client, engine: Engine) -
     assert best(client, m=24)["transfer_regret"] is None
     with writing(engine) as connection:
         measured(connection, problem(64, 256, 512))
-    assert best(client, m=24)["transfer_regret"] == {"median": 0.0, "pairs": 1}
+    assert best(client, m=24)["transfer_regret"] == {"median": 0.0, "p80": 0.0, "pairs": 1}
 
 
 def test_a_solution_that_is_illegal_here_is_passed_over(client: httpx.Client, engine: Engine) -> None:
