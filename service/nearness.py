@@ -16,8 +16,9 @@ from typing import Any
 #: Largest distance, in doublings of the sizes: with the same weights, which is another number of tokens or
 #: another batch, and with others.
 SAME_WEIGHTS, OTHER_WEIGHTS = 1.0, 0.5
-#: By what share a solution may have been slower than the best on four of five near problems: less than the 3% that an answer may be slower than the problem's own best, because the problem is another
-#: one. A median of 2% alone let one pass that was 14% slower.
+#: By what share a solution may have been slower than the best on four of five near problems: less than the 3%
+#: that an answer may be slower than the problem's own best, because the problem is another one. A median of
+#: 2% alone let one pass that was 14% slower.
 MAX_REGRET = 0.02
 
 
