@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from backends.cache import default_cache_dir
 from backends.errors import DeviceError, GemmtuneError
 from backends.grouping import NAMED, active_groups, counts_of, draws_of
 from backends.problem import GemmProblem, from_linear
@@ -42,6 +43,7 @@ from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
 from benchmarks.grouped_calls import torch_times
 from benchmarks.lowbit import screened
+from benchmarks.precompiled import precompiled
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
@@ -223,6 +225,7 @@ def measure(options: argparse.Namespace) -> None:
             alone[case] = torch_times(found, case.problem)
             say(f"torch {case}: {alone[case]}")
     rows: list[dict[str, Any]] = []
+    warm = {"precompile": precompiled(found.environment, default_cache_dir())} if options.precompile else {}
     with DeviceClient(found, kernel_cache()) as runner:
         types = dict.fromkeys(case.problem.input_type for case in wanted)
         ceilings = {dtype: ceilings_of(runner, [dtype]) for dtype in types}
@@ -237,7 +240,7 @@ def measure(options: argparse.Namespace) -> None:
             }
             rows.append({**one, **ratios(one), "over_bf16": over_bf16(one, rows)})
             say(_line(rows[-1]))
-            _write(options.json, found, rows, len(wanted), options.seconds)
+            _write(options, found, rows, len(wanted), warm)
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -255,12 +258,18 @@ def _line(one: dict[str, Any]) -> str:
     return f"{one['model']} {one['layer']} {one['tokens']} {one['routing']} {one['kind']}: {figures}; {who}"
 
 
-def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: int, seconds: float) -> None:
+def _write(
+    options: argparse.Namespace,
+    found: FoundDevice,
+    rows: list[dict[str, Any]],
+    wanted: int,
+    warm: dict[str, Any],
+) -> None:
     write(
-        path.stem, found.environment,
-        {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": seconds, "rows_wanted": wanted,
+        options.json.stem, found.environment,
+        {"what": (__doc__ or "").split("\n\n")[-1].strip(), **warm, "seconds": options.seconds, "rows_wanted": wanted,
          "complete": len(rows) == wanted, "summary": summary(rows), "rows": rows},
-        path.parent,
+        options.json.parent,
     )  # fmt: skip
 
 
@@ -271,6 +280,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="Qwen3-30B-A3B alone")
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
     parser.add_argument("--minutes", type=float, help="begin no further row after this time")
+    parser.add_argument(
+        "--precompile", action="store_true", help="compile the portfolio first, as an idle worker does"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
     parser.add_argument("--models", nargs="+", choices=list(MODELS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))

@@ -8,7 +8,8 @@ layers: a device's share of them with tensor parallelism of 1 and of 8. A produc
 Kinds: weights of 4 bits in groups of 128 (w4a16), of MXFP4 (w4a16_mxfp4), of 8 bits with a scale a row (w8a16), of
 fp8 with a scale a row (w8a16_fp8) or with those of blocks of 128 x 128 (w8a16_fp8_blocks) times bf16, 1, 8 and 32 rows; int8 by int8 and fp8 by fp8 with scales of rows and columns, fp8 with a scale a tensor
 and with scales of blocks of 128, 1 to 4096 rows. MXFP4 has gpt-oss-20b's layers, too: those of one expert. Rows are
-written as they are measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B on one device
+written as they are measured; `--minutes` begins no further row after that time; `--precompile` compiles the portfolio
+first, as an idle worker does. `--quick`: Llama-3-8B on one device
 alone. `by_model` has the geometric means of a model's layers for each tensor parallelism, `summary` those of all products.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
@@ -31,6 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from backends.cache import default_cache_dir
 from backends.errors import DeviceError, GemmtuneError
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
@@ -38,6 +40,7 @@ from benchmarks.bounds import gain_at_bound
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
 from benchmarks.lowbit_calls import torch_times
 from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS
+from benchmarks.precompiled import precompiled
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
@@ -213,6 +216,7 @@ def measure(options: argparse.Namespace) -> None:
     with_torch = options.device == "cuda" and "torch" in found.environment.libraries
     rows: list[dict[str, Any]] = []
     measured: dict[tuple[str, int, int, int], dict[str, Any]] = {}
+    warm = {"precompile": precompiled(found.environment, default_cache_dir())} if options.precompile else {}
     with DeviceClient(found, kernel_cache()) as runner:
         ceilings = ceilings_by_type(wanted, lambda kind: ceilings_of(runner, [kind]))
         for case in wanted:
@@ -226,7 +230,7 @@ def measure(options: argparse.Namespace) -> None:
                 measured[size] = {**tuned, **times, **ratios({**tuned, **times})}
             rows.append({**case.words(), **measured[size]})
             say(_line(rows[-1]))
-            _write(options.json, found, rows, len(wanted), options.seconds)
+            _write(options, found, rows, len(wanted), warm)
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -236,12 +240,18 @@ def _line(one: dict[str, Any]) -> str:
     return f"{one['kind']} {one['m']}x{one['n']}x{one['k']}: {figures}; {who}"
 
 
-def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: int, seconds: float) -> None:
+def _write(
+    options: argparse.Namespace,
+    found: FoundDevice,
+    rows: list[dict[str, Any]],
+    wanted: int,
+    warm: dict[str, Any],
+) -> None:
     write(
-        path.stem, found.environment,
-        {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": seconds, "rows_wanted": wanted,
+        options.json.stem, found.environment,
+        {"what": (__doc__ or "").split("\n\n")[-1].strip(), **warm, "seconds": options.seconds, "rows_wanted": wanted,
          "complete": len(rows) == wanted, "summary": summary(rows), "by_model": by_model(rows), "rows": rows},
-        path.parent,
+        options.json.parent,
     )  # fmt: skip
 
 
@@ -258,6 +268,9 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
     parser.add_argument("--minutes", type=float, help="begin no further row after this time")
+    parser.add_argument(
+        "--precompile", action="store_true", help="compile the portfolio first, as an idle worker does"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--tokens", nargs="+", type=int, help="numbers of rows, instead of each kind's own")

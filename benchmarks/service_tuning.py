@@ -34,6 +34,7 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.solution import Solution
 from benchmarks.cuda_tuned import machine, read_shapes, say
+from benchmarks.precompiled import precompiled
 from benchmarks.report import RESULTS, write
 from benchmarks.service_figures import by_list, named, quick_figures, regret_figures, wall
 from db import models
@@ -210,17 +211,6 @@ def regrets(
     return rows
 
 
-def precompiled(cache: Path, arch: str) -> dict[str, Any]:
-    """Compiles the portfolio into an empty cache."""
-    command = [sys.executable, "-m", "service.entry", "kernels", "precompile", "--portfolio", "--arch", arch]
-    environment = {**os.environ, "GEMMTUNE_CACHE_DIR": str(cache)}
-    start = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - start
-    say(f"precompile: {seconds:.1f} s, exit code {done.returncode}; {done.stdout[-300:]}{done.stderr[-300:]}")
-    return {"seconds": seconds, "processors": os.cpu_count(), "exit_code": done.returncode}
-
-
 def spent(folder: Path) -> dict[str, float]:
     """Medians, over the sessions of a service's database, of what each counts in seconds."""
     counts: dict[str, list[float]] = {}
@@ -281,8 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
             keep()
         cache = folder / "cache"
-        vendor, arch = device.environment.vendor, device.environment.arch
-        figures["precompile"] = precompiled(cache, "cpu" if vendor == "cpu" else arch)
+        figures["precompile"] = precompiled(device.environment, cache)
         keep()
         rounds: list[dict[str, Any]] = []
         with Serving(folder / "warm", cache, options.device) as client:

@@ -36,6 +36,7 @@ def section(results: Path) -> str:
             document = json.loads(path.read_text())
             lines = [_line(one) for one in by_model(document["rows"])]
             part = "" if document["complete"] else _partial(document)
+            part += "The portfolio was compiled beforehand.\n\n" if document.get("precompile") else ""
             parts.append(f"### {title}\n\n{part}{table(_HEADS, lines)}\n{source(document)}\n")
     if not parts:
         return ""

@@ -40,3 +40,9 @@ def test_every_model_and_tensor_parallelism_is_a_line(tmp_path: Path) -> None:
     assert text.count("| w4a16 | llama-3-8b | 1 | 1 | 1 | - | - | 3.00x | - | - | 3.00x |") == 2
     assert text.count("| w4a16 | llama-3-8b | 8 | 1 | 1 | - | - | 5.00x | - | - | 3.00x |") == 2
     assert text.count("2 of 2 products were measured") == 1
+    assert "compiled beforehand.\n" not in text
+
+
+def test_a_portfolio_that_was_compiled_beforehand_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lowbit.json").write_text(document(precompile={"seconds": 30.0, "exit_code": 0}))
+    assert "The portfolio was compiled beforehand.\n" in section(tmp_path)
