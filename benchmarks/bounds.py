@@ -22,15 +22,16 @@ def gain_at_bound(us: float, bound_us: float) -> float:
 
 
 def ceilings_of_bounds(known: Sequence[tuple[GemmProblem, float]]) -> Ceilings:
-    """The ceilings from which tuners.roofline.bound() made these bounds, in seconds, of problems of one input type.
+    """The ceilings from which tuners.roofline.bound() made these bounds, in seconds, of problems that multiply
+    in one type.
 
     A bound is either the time to multiply or a sum of a time for each byte read and each byte written, so the highest
     rate of multiplications is the ceiling if any problem is bound by it. Raises ValueError if the bounds are not
-    of one input type and of one pair of ceilings, or do not determine them.
+    of one type and of one pair of ceilings, or do not determine them.
     """
-    types = {problem.input_type for problem, _ in known}
+    types = {problem.multiplied_as for problem, _ in known}
     if len(types) != 1:
-        raise ValueError(f"bounds of one input type are needed, not of {sorted(types)}")
+        raise ValueError(f"bounds of products that multiply in one type are needed, not in {sorted(types)}")
     rates = [problem.flops / seconds for problem, seconds in known]
     memory = [one for one, rate in zip(known, rates, strict=True) if rate < max(rates) * (1 - _EQUAL)]
     moved = np.array([(problem.bytes_read, problem.bytes_written) for problem, _ in memory], float)

@@ -160,7 +160,7 @@ def rows(runner: DeviceClient, options: argparse.Namespace) -> list[dict[str, An
     """One row per problem and family."""
     found = []
     for problem in problems(options.which, options.only or (), options.dtype):
-        ceilings = ceilings_of(runner, [problem.dtype_a])
+        ceilings = ceilings_of(runner, [problem.multiplied_as])
         for family in asked(problem, runner.environment, options.families):
             try:
                 values = figures(

@@ -212,7 +212,7 @@ def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str)
     mine = and_(_best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id)
     newest = select(_best.c.environment_id).where(mine).order_by(_best.c.verdict_number.desc()).limit(1)
     order = func.row_number().over(
-        partition_by=(_problem.c.dtype, _verdict.c.binds), order_by=_verdict.c.number.desc()
+        partition_by=(type_of_a(), _verdict.c.binds), order_by=_verdict.c.number.desc()
     )
     ranked = (
         select(_verdict.c.number, order.label("place"))

@@ -32,8 +32,8 @@ from tuners.portfolio.precompile import Item, groups_for, plan, precompile
 from tuners.portfolio.values import Group, Observed, Portfolio, target_of
 
 _log = logging.getLogger(__name__)
-#: Candidates that wait to be compiled, at most.
-_MOST_ADDED = 1000
+#: Searches whose candidates wait to be compiled, at most, and how often a busy worker is asked again.
+_MOST_SEARCHES, _IDLE_SECONDS = 32, 0.2
 
 
 def from_database(connection: Connection, class_ids: Sequence[str], within: float = WITHIN) -> list[Group]:
@@ -115,8 +115,8 @@ class Warming:
         self._path = path
         self._environment, self._cache, self._busy = environment, cache, busy
         self._turn, self._stop, self._more = threading.Lock(), threading.Event(), threading.Event()
-        #: The newest: nobody takes them if the worker is never idle.
-        self._added: deque[tuple[GemmProblem, Solution]] = deque(maxlen=_MOST_ADDED)
+        #: What each search ended without, the newest last. Nobody takes it while the worker is never idle.
+        self._added: deque[list[tuple[GemmProblem, Solution]]] = deque(maxlen=_MOST_SEARCHES)
         self._host = not backend(environment.vendor).traits.compiles_beside
         self._thread = threading.Thread(target=self._run, name="portfolio", daemon=True)
 
@@ -130,8 +130,10 @@ class Warming:
         self._more.set()
 
     def add(self, candidates: Iterable[tuple[GemmProblem, Solution]]) -> None:
-        """Candidates to compile after the portfolio, and their problems; at most the newest 1000 wait."""
-        self._added.extend(candidates)
+        """The candidates that a search ended without, the likeliest first, and their problem: they are
+        compiled after the portfolio, those of the newest search first. At most the newest 32 searches'
+        wait."""
+        self._added.append(list(candidates))
         self._more.set()
 
     def job(self) -> AbstractContextManager[Any]:
@@ -145,21 +147,24 @@ class Warming:
             self._compile(items, "portfolio", logging.WARNING)
         except GemmtuneError as error:
             _log.warning("the portfolio is not compiled: %s", error)
-        families = backend(self._environment.vendor).families()
         while not self._stop.is_set():
             self._more.wait()
             self._more.clear()
-            added = [self._added.popleft() for _ in range(len(self._added))]
-            asked = [Item(self._environment, families[one.family], problem, one) for problem, one in added]
-            items = [
-                one for one in asked
-                if one.family.illegal(one.problem, one.solution, self._environment) is None
-            ]  # fmt: skip
-            try:
-                # That a candidate does not compile is an outcome of its problem's next tuning.
-                self._compile(items, "candidates that tunings ended without", logging.DEBUG)
-            except GemmtuneError as error:
-                _log.warning("the candidates that tunings ended without are not compiled: %s", error)
+            while self._added and not self._stop.is_set():
+                if self._busy():
+                    self._stop.wait(_IDLE_SECONDS)
+                    continue
+                try:
+                    # That a candidate does not compile is an outcome of its problem's next tuning.
+                    items = self._legal(self._added.pop())
+                    self._compile(items, "candidates that a search ended without", logging.DEBUG)
+                except Exception:  # the worker goes on, and so do the candidates of other searches
+                    _log.exception("the candidates that a search ended without are not compiled")
+
+    def _legal(self, candidates: Iterable[tuple[GemmProblem, Solution]]) -> list[Item]:
+        families, here = backend(self._environment.vendor).families(), self._environment
+        items = (Item(here, families[one.family], problem, one) for problem, one in candidates)
+        return [one for one in items if one.family.illegal(one.problem, one.solution, here) is None]
 
     def _compile(self, items: Sequence[Item], what: str, level: int) -> None:
         """Compiles what is not in the cache. Failures of single kernels are logged at `level`."""

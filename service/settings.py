@@ -156,8 +156,8 @@ class Settings(BaseSettings):
     )
     precompile: bool = Field(
         default=True,
-        description="Whether an idle worker compiles the portfolio for its device, and what tunings ended "
-        "without.",
+        description="Whether an idle worker compiles the portfolio for its device, and the candidates that "
+        "searches did not have time to compile.",
     )
     portfolio: Path | None = Field(
         default=None,

@@ -200,8 +200,8 @@ class Compilers:
         self._held.clear()
 
     def take_uncompiled(self) -> list[tuple[GemmProblem, Solution]]:
-        """The candidates that searches asked for and ended without, and their problems, since the last call;
-        at most the newest 1000. A compiler that was running then may have compiled some meanwhile."""
+        """Returns and clears the candidates that were not compiled when their search ended, with their
+        problems: at most the newest 1000. Some may be in the cache by now."""
         return [self._uncompiled.popleft() for _ in range(len(self._uncompiled))]
 
     def close(self) -> None:

@@ -240,8 +240,8 @@ class DeviceClient:
         self._compilers.settle(wait_for_running=not unnoticed)
 
     def take_uncompiled(self) -> list[tuple[GemmProblem, Solution]]:
-        """The candidates that searches asked for and ended without, and their problems, since the last
-        call."""
+        """Returns and clears the candidates that were not compiled when their search ended, with their
+        problems."""
         return self._compilers.take_uncompiled()
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:

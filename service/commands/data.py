@@ -155,7 +155,9 @@ def _show_best(answer: dict[str, Any]) -> None:
     if match == "nearest":
         regret = answer.get("transfer_regret")
         known = (
-            "never measured" if regret is None else f"{regret['median']:.1%} (median of {regret['pairs']})"
+            "never measured"
+            if regret is None
+            else f"{regret['median']:.1%} (median, 80th percentile {regret['p80']:.1%}, of {regret['pairs']})"
         )
         match += f", distance {answer['distance']:.2f} doublings, transfer regret {known}"
     rows = [("match", match)]

@@ -34,9 +34,9 @@ def test_ceilings_are_those_that_the_bounds_were_made_of() -> None:
     [
         (known(MEMORY), "two or more of each"),
         (known([*MEMORY[:1], *COMPUTE]), "two or more of each"),
-        (known([*MEMORY, from_linear(1, 64, 64, "fp16"), *COMPUTE]), "one input type"),
+        (known([*MEMORY, from_linear(1, 64, 64, "fp16"), *COMPUTE]), "multiply in one type"),
         ([(MEMORY[0], 1e-4), *known([*MEMORY[1:], *COMPUTE])], "one pair of ceilings"),
-        ([], "one input type"),
+        ([], "multiply in one type"),
     ],
 )
 def test_bounds_that_tell_no_ceilings_are_refused(bounds: list[tuple[GemmProblem, float]], why: str) -> None:

@@ -87,18 +87,26 @@ def test_candidates_that_tunings_ended_without_are_compiled_while_the_worker_is_
     asked = problem(48, 64, 96)
     illegal = replace(next(iter(family.solutions(asked, HERE))), parameters={"tile_m": -1})
     (wanted,) = islice(family.solutions(asked, HERE), 1)
-    idle, looked = threading.Event(), threading.Event()
+    idle, often = threading.Event(), threading.Semaphore(0)
+    judged: list[bool] = []
 
     def busy() -> bool:
-        looked.set()
+        often.release()
         return not idle.is_set()
 
+    def legal(items: Any, *of: Any) -> Any:
+        judged.append(idle.is_set())
+        return made(items, *of)
+
     warming = portfolios.Warming(HERE, cache, busy)
+    made = warming._legal
+    monkeypatch.setattr(warming, "_legal", legal)
     warming.start()
+    warming.add([(asked, replace(wanted, family="no-such-family"))])
     warming.add([(asked, illegal), (asked, wanted)])
-    assert looked.wait(30)
-    with pytest.raises(NotCompiled):
-        family.compile(asked, wanted, HERE, CompiledOnly(tmp_path))
+    for _ in range(3):
+        assert often.acquire(timeout=30)
+    assert judged == [], "nothing is even looked up while the worker is busy"
     idle.set()
     for _ in range(600):
         with suppress(NotCompiled):
@@ -107,6 +115,9 @@ def test_candidates_that_tunings_ended_without_are_compiled_while_the_worker_is_
         time.sleep(0.05)
     else:
         pytest.fail("it was not compiled")
+    while len(judged) < 2:  # the older search's, which raises: the thread goes on
+        time.sleep(0.05)
+    assert warming._thread.is_alive()
     warming.stop()
     warming._thread.join(30)
     assert not warming._thread.is_alive()

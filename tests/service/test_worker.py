@@ -643,26 +643,29 @@ def test_jobs_that_come_at_once_are_measured_one_after_the_other(
 
 
 @ON_SQLITE
-def test_what_a_job_ended_without_is_compiled_later(
+def test_what_a_search_did_without_for_slow_compilers_is_compiled_later(
     bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A process has one engine of jobs.
     monkeypatch.setattr("service.worker.Executor", lambda *_: SimpleNamespace())
     worker = Worker(workers.plan.settings, bench.engine, workers.plan.device)
-    left = [(problem(32), Solution("packed", 1, {"threads": 1}))]
-    runner = SimpleNamespace(take_uncompiled=lambda: [left.pop()] if left else [])
+    left = (problem(32), Solution("packed", 1, {"threads": 1}))
+    monkeypatch.setattr(worker, "_runner", SimpleNamespace(take_uncompiled=lambda: [left]))
+    monkeypatch.setattr(worker, "_precompile", True)
     added: list[Any] = []
-    monkeypatch.setattr(worker, "_one", lambda job_id: None)
-    monkeypatch.setattr(worker, "_check_device", lambda: None)
-    monkeypatch.setattr(worker, "_runner", runner)
-    monkeypatch.setattr(worker._warming, "add", added.extend)
-    counts = []
-    for precompiles in (False, True, True):
-        monkeypatch.setattr(worker, "_precompile", precompiles)
-        worker._take("job")
-        counts.append(len(added))
+    monkeypatch.setattr(worker._warming, "add", added.append)
+
+    def ended(why: str | None) -> Any:
+        result = None if why is None else SimpleNamespace(counts={"search_ended": why})
+        return SimpleNamespace(result=result)
+
+    for why in (None, "budget spent", "cancelled", "compilers too slow"):
+        worker._compile_later(ended(why))
+    assert added == [[left]]
+    monkeypatch.setattr(worker, "_precompile", False)
+    worker._compile_later(ended("compilers too slow"))
     worker._lock.release()
-    assert counts == [0, 1, 1]
+    assert added == [[left]]
 
 
 # ---- the database goes away --------------------------------------------------------------------

@@ -86,10 +86,12 @@ def precompile(
 ) -> Iterator[Compiled]:
     """Compiles the items, `jobs` at a time (None: one a processor), and yields each as it ends. What is in
     the cache is not compiled again, so that a stopped run is taken up by another. It ends early once stop(),
-    and begins nothing new during pause(); compilers in progress end first. Each compiler holds `turn` while
-    it runs. The compilers' threads have a low priority."""
+    and begins nothing new during pause(), not even a lookup; compilers in progress end first. Each compiler
+    holds `turn` while it runs. The compilers' threads have a low priority."""
     kept, waiting = CompiledOnly(cache.root), []
     for item in items:
+        while pause() and not stop():
+            time.sleep(_PAUSE_SECONDS)
         if stop():
             return
         try:

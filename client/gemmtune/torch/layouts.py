@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+#: What an open alpha or beta is until a call gives it, as in a race.
+OPEN_SCALAR = 0.5
 #: gemmtune's number format -> torch's.
 DTYPES: Mapping[str, Any] = {
     name: getattr(torch, other)

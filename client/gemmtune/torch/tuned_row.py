@@ -11,7 +11,7 @@ import torch
 
 from gemmtune.errors import LaunchError
 from gemmtune.torch.any_product import AnyProduct
-from gemmtune.torch.layouts import Product
+from gemmtune.torch.layouts import OPEN_SCALAR, Product
 from gemmtune.torch.native_rows import NativeRow
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.runtime import Runtime
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
 ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "offsets")
-
-#: What an open alpha or beta is until a call says otherwise.
-_OPEN = 0.5
 
 
 class Owner(Protocol):
@@ -165,7 +162,7 @@ class TunedRow:
             self._permutation = tuple(given.index(name) for name in names)
         self.workspace_bytes = kernel.workspace_bytes
         self.workspace_alignment = max(kernel.workspace_alignment, 1)
-        launch: PreparedLaunch = kernel.prepare(**dict.fromkeys(kernel.scalars, _OPEN))
+        launch: PreparedLaunch = kernel.prepare(**dict.fromkeys(kernel.scalars, OPEN_SCALAR))
         self._local.launches[index] = launch
         self._blocks += 1
         if self.native is not None and not kernel.scalars and index not in self._prepared:

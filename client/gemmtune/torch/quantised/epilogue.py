@@ -6,13 +6,12 @@ nearest, ties to even, and saturate; NaN becomes 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from gemmtune.torch.layouts import DTYPES
+from gemmtune.torch.layouts import DTYPES, OPEN_SCALAR
 from gemmtune.torch.quantised.form import WeightError
 
 #: An output's name -> torch's type: floats, which have no scale, and int8, which has one.
@@ -28,8 +27,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": torch.nn.functional.silu,
 }
 ACTIVATIONS = tuple(_FUNCTIONS)
-#: What stands for a beta that is neither 0 nor 1 where a product is written down or raced.
-BETA_ANY = 0.5
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Epilogue(NamedTuple):
@@ -68,7 +66,7 @@ class Epilogue(NamedTuple):
             parts = ["bias"] * (self.bias is not None) + [self.activation] * (self.activation != "none")
             found["epilogue"] = "_".join(parts)
         if self.residual is not None:
-            found["beta"] = 1.0 if self.beta == "one" else BETA_ANY
+            found["beta"] = 1.0 if self.beta == "one" else OPEN_SCALAR
             if self.residual is not out_dtype:
                 found["dtype_c"] = _NAMES[self.residual]
         return found
@@ -97,12 +95,13 @@ def epilogue_of(
     bias, residual, scale, beta = added
     if out_dtype not in _NAMES or (out_dtype is torch.int8 and source is not torch.int8):
         raise WeightError(
-            f"out_dtype is {out_dtype}; it must be bfloat16, float16 or float32, or int8 of int8 operands"
+            f"out_dtype is {out_dtype} of {source} operands; it must be bfloat16, float16 or float32, or "
+            "int8 of int8 operands"
         )
     if activation not in _FUNCTIONS:
         raise WeightError(f"activation {activation!r} is unknown; known: {', '.join(ACTIVATIONS)}")
-    if not math.isfinite(beta):
-        raise WeightError(f"beta is {beta}; it must be finite")
+    if not abs(beta) <= _LARGEST:
+        raise WeightError(f"beta is {beta}; it must be a finite number of fp32")
     if residual is None and beta != 1.0:
         raise WeightError(f"beta is {beta}, and there is no residual that it multiplies")
     floats = _FLOATS if out_dtype is torch.int8 else (out_dtype,)
@@ -114,8 +113,15 @@ def epilogue_of(
             wanted = f"{list(shape)} of {' or '.join(map(str, kinds))}"
             raise WeightError(f"{name} is {list(one.shape)} of {one.dtype}; it must be {wanted}")
     if (scale is None) == (out_dtype is torch.int8):
-        wrong = f"outputs of {out_dtype} have none" if scale is not None else "int8 outputs need it"
-        raise WeightError(f"scale_out: {wrong}; it is the float32 value that multiplies them before rounding")
+        if scale is None:
+            raise WeightError(
+                "out_dtype is torch.int8 and scale_out is not given: it is the float32 value that multiplies "
+                "the outputs before they are rounded"
+            )
+        raise WeightError(
+            f"scale_out is given and out_dtype is {out_dtype}: only int8 outputs are scaled; leave it out, "
+            "or pass out_dtype=torch.int8"
+        )
     if scale is not None and (scale.dtype is not torch.float32 or scale.numel() != 1):
         raise WeightError(f"scale_out is {list(scale.shape)} of {scale.dtype}; it is one value of float32")
     used = residual is not None and beta != 0.0
@@ -164,5 +170,5 @@ def make(e: Epilogue, m: int, n: int, random: Any, device: Any) -> Added:
         return (found * 16).to(kind) if kind is torch.int8 else found.to(kind)
 
     scale = torch.full((1,), 2.0**-8, device=device) if e.scaled else None
-    beta = BETA_ANY if e.beta == "any" else 1.0
+    beta = OPEN_SCALAR if e.beta == "any" else 1.0
     return Added(values(e.bias, n), values(e.residual, m, n), scale, beta)

@@ -55,6 +55,7 @@ def _run(x: Any, form: Form, weight: Any, scales: Any, zeros: Any, bias: Any) ->
     if any(one.device != x.device for one in tensors):
         places = ", ".join(sorted({str(one.device) for one in tensors}))
         raise WeightError(f"input is on {x.device}, and the weights are on {places}: move one of them")
+    bias = None if bias is None else bias.contiguous()
     served = current(x.device.type)
     kind = x.device.type
     product = WeightProduct(x.numel() // form.k, form, x.dtype, "" if bias is None else "bias")

@@ -32,8 +32,10 @@ BLOCK = 128
 _LEAST_ROWS, _INT_WHOLE = 17, 8
 #: What k and n of torch._scaled_mm are multiples of.
 _FP8_WHOLE = 16
-#: The least compute capability with 8-bit floats, and AMD's of gfx942, whose types are others.
-_FP8_CAPABILITY, _FNUZ_CAPABILITY = (8, 9), (9, 4)
+#: NVIDIA's least compute capability with 8-bit floats. Of AMD's: gfx942, whose types are others, gfx950,
+#: and the major number from gfx1200 on.
+_FP8_CAPABILITY = (8, 9)
+_FNUZ_CAPABILITY, _GFX950, _GFX12 = (9, 4), (9, 5), 12
 _FNUZ = frozenset(kind for name, kind in DTYPES.items() if name.endswith("fnuz"))
 _TYPES: Mapping[str, Any] = {**DTYPES, "int8": torch.int8}
 _NAMES: Mapping[Any, str] = {kind: name for name, kind in _TYPES.items()}
@@ -190,8 +192,10 @@ def _multiplies(p: ScaledProduct, x: Any) -> bool:
     if not x.is_cuda or p.k % _FP8_WHOLE or p.n % _FP8_WHOLE or p.dtype is p.dtype_w is torch.float8_e5m2:
         return False
     capability = torch.cuda.get_device_capability(x.device)
-    fnuz = torch.version.hip is not None and capability == _FNUZ_CAPABILITY
-    return capability >= _FP8_CAPABILITY and all((one in _FNUZ) == fnuz for one in (p.dtype, p.dtype_w))
+    amd = torch.version.hip is not None
+    fnuz = amd and capability == _FNUZ_CAPABILITY
+    has = fnuz or capability == _GFX950 or capability[0] >= _GFX12 if amd else capability >= _FP8_CAPABILITY
+    return has and all((one in _FNUZ) == fnuz for one in (p.dtype, p.dtype_w))
 
 
 def _int_sums(p: ScaledProduct, x: Any, weight: Any) -> Any:

@@ -43,7 +43,7 @@ def _run(
         return x.new_empty(shape, dtype=out_dtype)
     x = x.contiguous().view(product.m, product.k)
     used = None if product.epilogue.residual is None else residual.contiguous().view(product.m, product.n)
-    added = added._replace(residual=used)
+    added = added._replace(residual=used, bias=None if bias is None else bias.contiguous())
     served = current(kind)
     if served is not None:
         out = _by_row(served, product, x, weight, scale_x, scale_w, added)
@@ -63,7 +63,8 @@ def _by_row(
         return None
     every = 0
     for one in (x, weight, scale_x, scale_w, *added.tensors):
-        every |= one.data_ptr()
+        # A scale of one value is read as such, wherever it lies.
+        every |= one.data_ptr() if one.numel() > 1 else 0
     row = smallest(rows, p.m, every, _MOST_PADDED)
     if row is None:
         return None
@@ -95,9 +96,16 @@ def _fake(x: Any, weight: Any, scale_x: Any, scale_w: Any, bias: Any, out_dtype:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
+def _backward(ctx: Any, *grads: Any) -> Any:
+    raise WeightError(
+        "linear_w8a8 has no gradients: call it under torch.no_grad(), or detach its bias and residual"
+    )
+
+
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("linear_w8a8", _run, _key)
 torch.library.register_fake("gemmtune::linear_w8a8", _fake, lib=_LIBRARY)
+torch.library.register_autograd("gemmtune::linear_w8a8", _backward, lib=_LIBRARY)
 
 
 def linear_w8a8(

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from gemmtune.torch import WeightError, linear_w8a8, race, scaled_mm
+from gemmtune.torch.layouts import OPEN_SCALAR
 from gemmtune.torch.quantised import scaled
-from gemmtune.torch.quantised.epilogue import BETA_ANY, Added, Epilogue
+from gemmtune.torch.quantised.epilogue import Added, Epilogue
 from gemmtune.torch.quantised.scaled import ScaledProduct
 from gemmtune.torch.served import Served, acquire, release
 from torch._dynamo.backends.debugging import aot_eager
@@ -158,6 +159,31 @@ def test_leading_dimensions_strides_and_empty_inputs(epilogue_table: Table) -> N
     assert (none.shape, none.dtype) == ((0, 2, N), torch.int8)
 
 
+def test_a_bias_with_strides_and_a_scale_anywhere(epilogue_table: Table) -> None:
+    """A row reads a bias as it lies in memory, and one value of a scale wherever it is."""
+    p = problem("int8 to int8, bias residual relu")
+    _, inputs = make_reference(Case(p, 5, "normal", "exact"))
+    want = call(p, inputs)
+    bias, scale = tensor(inputs["bias"][0])[0], tensor(inputs["scale_d"][0])[0].reshape(())
+    wide = torch.stack([bias, torch.full_like(bias, 9.0)], 1)[:, 0]
+    apart = torch.stack([scale * 0, scale])[1:]
+    assert (wide.is_contiguous(), apart.data_ptr() % 16) == (False, 4)
+    with gemmtune.torch.enable(epilogue_table), gemmtune.torch.report() as count:
+        found = call(p, inputs, bias=wide, scale_out=apart)
+    assert count.report().hits == 1
+    assert int((found.int() - want.int()).abs().max()) <= 1
+
+
+def test_there_are_no_gradients() -> None:
+    x, weight = torch.ones(2, 32, dtype=torch.int8), torch.ones(16, 32, dtype=torch.int8)
+    one = torch.ones(1)
+    residual = torch.ones(2, 16, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(WeightError, match=r"has no gradients: call it under torch.no_grad\(\)"):
+        linear_w8a8(x, weight, one, one, residual=residual).sum().backward()
+    with torch.no_grad():
+        assert linear_w8a8(x, weight, one, one, residual=residual).shape == (2, 16)
+
+
 def test_scaled_mm_has_the_same_arguments() -> None:
     p = problem("int8 to int8, bias residual relu")
     _, inputs = make_reference(Case(p, 5, "small", "exact"))
@@ -220,7 +246,7 @@ def test_operands_for_a_race(product: ScaledProduct) -> None:
     assert found == product
     assert scaled.torch_call(product, made)().dtype is product.out_dtype
     assert len(made.addresses()) == 5 + len(product.epilogue.operands)
-    assert made.added.beta == (BETA_ANY if product.epilogue.beta == "any" else 1.0)
+    assert made.added.beta == (OPEN_SCALAR if product.epilogue.beta == "any" else 1.0)
 
 
 def test_rows_are_raced(cache: BinaryCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +293,9 @@ def test_which_defaults_a_row_may_be_judged_against(
         ("7.0", (9, 4), torch.float8_e4m3fnuz, 48, True),
         ("7.0", (9, 4), torch.float8_e4m3fn, 48, False),
         ("7.0", (9, 5), torch.float8_e4m3fn, 48, True),
+        ("7.0", (12, 0), torch.float8_e4m3fn, 48, True),
+        ("7.0", (9, 0), torch.float8_e4m3fn, 48, False),
+        ("7.0", (11, 0), torch.float8_e4m3fn, 48, False),
     ],
 )
 def test_where_torch_has_a_call_of_8_bit_floats(
@@ -301,10 +330,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"residual": torch.zeros(N, dtype=torch.bfloat16)}, r"residual is \[40\] of torch.bfloat16; it must be"),
     ({"residual": torch.zeros(M, N, dtype=torch.int8)}, r"must be \[5, 40\] of torch.bfloat16$"),
     ({"beta": 0.5}, "beta is 0.5, and there is no residual"),
-    ({"residual": torch.zeros(M, N, dtype=torch.bfloat16), "beta": float("nan")}, "it must be finite"),
+    ({"residual": torch.zeros(M, N, dtype=torch.bfloat16), "beta": float("nan")}, "a finite number of fp32"),
+    ({"residual": torch.zeros(M, N, dtype=torch.bfloat16), "beta": 1e39}, r"beta is 1e\+39; it must be"),
     ({"activation": "tanh"}, "activation 'tanh' is unknown; known: none, relu, gelu, silu"),
-    ({"out_dtype": torch.int8}, "scale_out: int8 outputs need it"),
-    ({"scale_out": torch.ones(1)}, "scale_out: outputs of torch.bfloat16 have none"),
+    ({"out_dtype": torch.int8}, "out_dtype is torch.int8 and scale_out is not given"),
+    ({"scale_out": torch.ones(1)}, "scale_out is given and out_dtype is torch.bfloat16: only int8"),
     ({"scale_out": torch.ones(2), "out_dtype": torch.int8}, r"scale_out is \[2\] of torch.float32"),
     ({"scale_out": torch.ones(1, dtype=torch.float64), "out_dtype": torch.int8}, "one value of float32"),
     ({"bias": torch.zeros(N, dtype=torch.int8), "scale_out": torch.ones(1), "out_dtype": torch.int8},
