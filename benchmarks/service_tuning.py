@@ -2,8 +2,9 @@
 
     python -m benchmarks.service_tuning [--device cuda] [--problems 40] [--rounds 4] [--first 10]
         [--thorough 8] [--thorough-seconds 10] [--dtype bf16] [--lists decode_m1 ...]
+        [--shapes benchmarks/untuned.json]
 
-Problems are spread evenly over the fixed lists. In order: (1) `first`: a bare service with an empty cache tunes some
+Problems are spread evenly over the fixed lists, or over those of `--shapes`. In order: (1) `first`: a bare service with an empty cache tunes some
 problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a second service with that
 cache and a new database tunes all problems at effort quick, --rounds times (force), which is asking again and again;
 (4) every few problems are tuned thoroughly; (5) all winners of a problem and its default are timed in one final, in
@@ -33,7 +34,7 @@ from backends.cache import BinaryCache
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.solution import Solution
-from benchmarks.cuda_tuned import machine, read_shapes, say
+from benchmarks.cuda_tuned import SHAPES, machine, read_shapes, say
 from benchmarks.precompiled import precompiled
 from benchmarks.report import RESULTS, write
 from benchmarks.service_figures import by_list, named, quick_figures, regret_figures, wall
@@ -48,6 +49,8 @@ from tuners.policy import MeasurementPolicy
 
 #: Samples of each solution in the common final.
 SAMPLES = 30
+#: The fixed lists that are tuned unless others are asked for.
+FIXED = ("decode_m1", "decode_small", "decode_large", "prefill")
 
 
 def free_port() -> int:
@@ -234,9 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument(
-        "--lists", nargs="+", default=["decode_m1", "decode_small", "decode_large", "prefill"]
-    )
+    parser.add_argument("--shapes", type=Path, default=SHAPES, help="a file of lists")
+    parser.add_argument("--lists", nargs="+", help="default: decode and prefill of the fixed ones, else all")
     parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--first", type=int, default=10, help="problems of the bare service; 0: leave it out")
@@ -245,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args(arguments)
     device = machine(options.device.split(":")[0], 1)[0]
-    shapes = [(shape.problem(options.dtype), shape.list) for shape in read_shapes(lists=options.lists)]
+    wanted = options.lists or (FIXED if options.shapes == SHAPES else None)
+    shapes = [(shape.problem(options.dtype), shape.list) for shape in read_shapes(options.shapes, wanted)]
     chosen = spaced(shapes, options.problems)
     problems, lists = [problem for problem, _ in chosen], {problem.id: which for problem, which in chosen}
     deep = spaced(problems, options.thorough)
