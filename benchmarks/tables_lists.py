@@ -87,7 +87,7 @@ def _ceilings(made: Document, results: Path) -> tuple[Ceilings, str, str] | None
     when = lender["measured_at"][:10]
     origin = f"both as the bounds of `{_LENDER}.json` have them, measured on {when}"
     same = lender["environment"]["uuid"] == made["environment"].get("uuid")
-    elsewhere = "in another run" if same else "on another card of the model, in another run"
+    elsewhere = "in another run on the same card" if same else "on another card of the model, in another run"
     return ceilings_of_bounds(problems), origin, elsewhere
 
 
@@ -136,10 +136,14 @@ def _explained(found: Mapping[str, Sequence[Timed]], elsewhere: str) -> list[str
     for name, mine in found.items():
         bar, gained, most = BARS.get(name, 0.0), _gained(mine), _most(mine)
         if gained >= most:
-            said.append(f"{TITLES[name]}: the winners are at the bound, about.")
+            said.append(f"{TITLES[name]}: the winners are about at the bound.")
         if gained < bar:
             whole = len(read_shapes(lists=[name]))
-            part = "" if len(mine) == whole else f" for the whole list, of which these are {len(mine)} of {whole} problems"
+            part = (
+                ""
+                if len(mine) == whole
+                else f" for the whole list, of which these are {len(mine)} of {whole} problems"
+            )
             said.append(
                 f"{TITLES[name]}: {gained:.3f}x is below the bar of {bar:g}x{part}; the bound allows about {most:.2f}x."
             )
@@ -153,11 +157,13 @@ def _beyond(timed: Sequence[Timed], elsewhere: str) -> list[str]:
     if not faster:
         return []
     why = (
-        f"the ceilings were measured {elsewhere}, so such a share is not a mistake of the winner"
+        f"the ceilings were measured {elsewhere}, and may be too low for this one, so that is no mistake of the winners"
         if elsewhere
         else "the ceilings of the run are too low for them"
     )
-    return [f"{len(faster)} of {len(timed)} winners are faster than the bound, at up to {max(faster):.0%} of it: {why}."]
+    return [
+        f"{len(faster)} of {len(timed)} winners are faster than the bound, at up to {max(faster):.0%} of it: {why}."
+    ]
 
 
 def _shrinking(below: Mapping[str, Sequence[Timed]]) -> list[str]:

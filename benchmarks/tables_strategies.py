@@ -55,18 +55,23 @@ def _left_out(document: Document) -> list[str]:
     return [
         f"* left out: `benchmarks/recorded/{name}`, {one['problems']} problems, {one['rows']:,} rows; choosing by all "
         f"samples of its first half has a mean regret of {one['noise']:.2%}"
-        + (", more than that of any strategy below, so it cannot tell them apart" if one["noise"] > most else "")
+        + (
+            ", more than that of any strategy below, so it cannot tell them apart"
+            if one["noise"] > most
+            else ""
+        )
         for name, one in document["left_out"].items()
     ]
 
 
 def _by_table(document: Document) -> list[str]:
-    """The default strategy's regret on each table: problems of large tables are the harder ones, and the share of a
-    table that a number of candidates is differs."""
+    """The default strategy's regret on each table: the same number of candidates is another share of each."""
     steps, name = _steps(document), Search().strategy
+    shares = {table: one["strategies"][name]["share_timed"] for table, one in document["tables"].items()}
+    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
     lines = [
-        f"`{name}`, the default, on each table. {steps[-1]} candidates are a large share of small tables and a small one "
-        "of large tables, so the regrets of all problems together say less than those of each table.\n",
+        f"`{name}`, the default, on each table. {steps[-1]} candidates are {shares[least]:.1%} of `{least}` and "
+        f"{shares[most]:.1%} of `{most}`.\n",
         f"| table | problems | rows a problem | {' | '.join(f'{step} candidates' for step in steps)} | "
         f"share timed after {steps[-1]} |",
         f"|---|{'---|' * (len(steps) + 3)}",

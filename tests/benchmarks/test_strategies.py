@@ -75,7 +75,9 @@ def test_a_recorded_result_has_the_figures_of_each_table_and_the_noise_of_the_ot
     for name, table in half.items():
         table.save(tmp_path / f"{name}.npz")
     given = [f"--table={tmp_path / name}.npz" for name in ("one", "two")]
-    strategies.main(["--quick", "--record", "--json", str(tmp_path / "out.json"), "--strategy", "random", *given])
+    strategies.main(
+        ["--quick", "--record", "--json", str(tmp_path / "out.json"), "--strategy", "random", *given]
+    )
     each = {name: one["strategies"]["random"]["mean_regret"] for name, one in written["tables"].items()}
     assert list(each) == ["one.npz", "two.npz"]
     pooled = (each["one.npz"] + 2 * each["two.npz"]) / 3

@@ -21,8 +21,8 @@ NAMES = ("decode_m1", "decode_small")
 
 
 def made(winner_over_bound_us: dict[str, float], count: int = 1, **more: Any) -> dict[str, Any]:
-    """A result with `count` problems of each list: their winners take so long beyond their bounds, their defaults
-    twice."""
+    """A result with `count` problems of each list: their winners take so long beyond their bounds, their
+    defaults twice."""
     rows, verdicts = [], []
     several = [
         (shape, beyond)
@@ -44,7 +44,7 @@ def test_gains_are_beside_those_at_the_bound(tmp_path: Path) -> None:
     document = made({"decode_m1": LAUNCH_US, "decode_small": 100.0}, ceilings=asdict(CEILINGS))
     text = lists(document, tmp_path)
     assert "| Decode, one token (m = 1) | 1 | **2.000x** | 1.31x | 2.000x |" in text
-    assert "Decode, one token (m = 1): the winners are at the bound, about." in text
+    assert "Decode, one token (m = 1): the winners are about at the bound." in text
     assert "| 100.0 us |" in text
     assert "3,000 GB/s read" in text
     assert "of the same run" in text
@@ -59,8 +59,8 @@ def test_a_list_below_its_bar_is_told_with_what_the_bound_allows(tmp_path: Path)
     row["speedup"] = [1.2]
     most = 1.2 * (us := row["microseconds"]["ours"]) / (us - LAUNCH_US)
     expected = (
-        "1.200x is below the bar of 1.31x for the whole list, of which these are 1 of 19 problems; the bound allows "
-        f"about {most:.2f}x."
+        "1.200x is below the bar of 1.31x for the whole list, of which these are 1 of 19 problems; the bound "
+        f"allows about {most:.2f}x."
     )
     assert expected in lists(document, tmp_path)
     whole = made({"decode_m1": 2 * LAUNCH_US}, count=19, ceilings=asdict(CEILINGS))
@@ -69,7 +69,9 @@ def test_a_list_below_its_bar_is_told_with_what_the_bound_allows(tmp_path: Path)
     assert "1.200x is below the bar of 1.31x; the bound allows about" in lists(whole, tmp_path)
 
 
-def test_times_beyond_the_bound_are_called_steady_only_where_they_differ_less_than_the_bounds(tmp_path: Path) -> None:
+def test_times_beyond_the_bound_are_called_steady_only_where_they_differ_less_than_the_bounds(
+    tmp_path: Path,
+) -> None:
     document = made({"decode_small": 100.0}, count=3, ceilings=asdict(CEILINGS))
     assert "(m = 4 to 16): 100.0 to 100.0 us beyond" in lists(document, tmp_path)
     for row in document["rows"]:
@@ -88,9 +90,9 @@ def test_winners_beyond_the_bound_are_counted_with_where_the_ceilings_are_from(t
     (tmp_path / "lowbit-decode.json").write_text(json.dumps(lender))
     environment = lender["environment"]
     borrowed = made({"decode_m1": -1.0}, environment=environment)
-    assert "were measured in another run, so" in lists(borrowed, tmp_path)
+    assert "were measured in another run on the same card, and" in lists(borrowed, tmp_path)
     borrowed = made({"decode_m1": -1.0}, environment={**environment, "uuid": "GPU-other"})
-    assert "were measured on another card of the model, in another run, so" in lists(borrowed, tmp_path)
+    assert "were measured on another card of the model, in another run, and" in lists(borrowed, tmp_path)
 
 
 def test_ceilings_of_another_result_are_of_the_same_product(tmp_path: Path) -> None:
