@@ -167,8 +167,8 @@ def _beyond(timed: Sequence[Timed], elsewhere: str) -> list[str]:
 
 
 def _shrinking(below: Mapping[str, Sequence[Timed]]) -> list[str]:
-    """Of lists that are not at the bound: that the times beyond it hardly depend on the problem, where they lie within
-    less than half of the span of the bounds."""
+    """Of lists that are not at the bound: that the times beyond it hardly depend on the problem, where they lie
+    within less than half of the span of the bounds."""
     steady = {}
     for name, mine in below.items():
         beyond, bounds = [one.beyond_us for one in mine], [one.bound_us for one in mine]
