@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import combinations
 from math import ceil
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from backends.problem import GemmProblem
 from benchmarks.report import geometric_mean
+
+#: Draws of the bootstrap of a mean regret.
+_DRAWS = 20_000
 
 
 def wall(job: Mapping[str, Any]) -> float:
@@ -25,17 +32,72 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
-    """How often pairs of rounds name the same winner, and the same or one of the other's tie set."""
+    """How often pairs of rounds name the same winner, and the same or one of the other's tie set; and the pairs of
+    winners that differ and are a stated tie ("ties")."""
     same = tie = pairs = 0
+    ties: list[dict[str, Any]] = []
     for problem in problems:
         found = [v for one in rounds if (job := one["jobs"].get(problem.id)) and (v := job["verdict"])]
         for at, first in enumerate(found):
             for second in found[at + 1 :]:
                 pairs += 1
-                equal = first["winner"] == second["winner"]
-                same += equal
-                tie += equal or second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]
-    return {"pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": tie / max(pairs, 1)}
+                if first["winner"] == second["winner"]:
+                    same += 1
+                elif second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]:
+                    tie += 1
+                    ties.append({"problem": problem.slug, "winners": [first["winner"], second["winner"]]})
+    return {
+        "pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": (same + tie) / max(pairs, 1), "ties": ties,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TieWidth:
+    """Two winners of a problem that are a stated tie: how much longer the slower one took in the common final, as a
+    share of the faster one's time."""
+
+    problem: str
+    width: float
+
+
+def tie_widths(made: Mapping[str, Any]) -> list[TieWidth] | None:
+    """Each pair of rounds whose winners differ and are a stated tie, and were both raced; None where a result of an
+    earlier version does not tell which of its pairs are."""
+    agreed, times = made["quick"]["agreement"], {}
+    for row in made["rows"]:
+        # Rows name problems by id, which is the slug and a hash.
+        times[row["problem"].rpartition("-")[0]] = row["microseconds"]
+    if "ties" in agreed:
+        pairs = [(one["problem"], *one["winners"]) for one in agreed["ties"]]
+    elif agreed["same_or_tie"] == 1:
+        pairs = list(_changed(made["quick"]["verdicts"]))
+    else:
+        return None
+    found = []
+    for problem, first, second in pairs:
+        raced = times.get(problem, {})
+        if first in raced and second in raced:
+            fast, slow = sorted((raced[first], raced[second]))
+            found.append(TieWidth(problem, slow / fast - 1))
+    return found
+
+
+def _changed(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Pairs of rounds with other winners: the problem, and both."""
+    for one in verdicts:
+        winners = [found["winner"] for found in one["rounds"] if found is not None]
+        for first, second in combinations(winners, 2):
+            if first != second:
+                yield one["problem"], first, second
+
+
+def interval_of_mean(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The 95% interval of the mean regret by a bootstrap over problems, whose rounds are no samples of their own."""
+    sums = np.array([sum(row["regret"]) for row in rows])
+    counts = np.array([len(row["regret"]) for row in rows])
+    drawn = np.random.default_rng(0).integers(0, len(rows), (_DRAWS, len(rows)))
+    low, high = np.percentile(sums[drawn].sum(1) / counts[drawn].sum(1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def verdicts_of(rounds: Sequence[Mapping[str, Any]], problem: GemmProblem) -> dict[str, Any]:

@@ -10,7 +10,8 @@ problems, without any of the same layer (N, K).
 
 OUT: {strategy: {"mean_regret", "p95_regret", "share_timed", "at": {"20": {...}, "40": ..., "60": ...}}}; the
 strategy's own figures are those at 60. Regrets are shares of the fastest's time; `share_timed` is the share of
-the table's candidates that were timed.
+the table's candidates that were timed. With --record benchmarks/results/strategies.json also has each table's own
+figures, and the noise of the tables in benchmarks/recorded that were not searched.
 """
 
 from __future__ import annotations
@@ -171,13 +172,22 @@ def compare(
     tables: Sequence[RecordedTable], names: Sequence[str], seeds: int
 ) -> dict[str, dict[str, object]]:
     """The figures of every strategy; see the module."""
-    searched: dict[str, list[list[Finding]]] = {name: [] for name in names}
-    for table in tables:
-        for recorded in table.problems:
-            prior = PriorKnowledge(history(table, recorded.problem), portfolio(table, recorded.problem))
-            for name in names:
-                searched[name] += [search(table, recorded, name, prior, seed) for seed in range(seeds)]
-    return {name: figures_of(searches) for name, searches in searched.items()}
+    return pooled([searches(table, names, seeds) for table in tables])
+
+
+def searches(table: RecordedTable, names: Sequence[str], seeds: int) -> dict[str, list[list[Finding]]]:
+    """Every strategy's searches of a table's problems."""
+    found: dict[str, list[list[Finding]]] = {name: [] for name in names}
+    for recorded in table.problems:
+        prior = PriorKnowledge(history(table, recorded.problem), portfolio(table, recorded.problem))
+        for name in names:
+            found[name] += [search(table, recorded, name, prior, seed) for seed in range(seeds)]
+    return found
+
+
+def pooled(searched: Sequence[Mapping[str, Sequence[Sequence[Finding]]]]) -> dict[str, dict[str, object]]:
+    """The figures of every strategy over the searches of several tables, each problem with the same weight."""
+    return {name: figures_of([one for each in searched for one in each[name]]) for name in searched[0]}
 
 
 def figures_of(searches: Sequence[Sequence[Finding]]) -> dict[str, object]:
@@ -193,6 +203,14 @@ def _figures(found: Sequence[Finding]) -> dict[str, float]:
         "p95_regret": round(float(np.percentile(regrets, 95)), 5),
         "share_timed": round(fmean(one.share_timed for one in found), 5),
     }
+
+
+def described(table: RecordedTable) -> dict[str, object]:
+    """Where a table is from, its size, and its noise."""
+    return {
+        "commit": table.commit, "measured_at": table.measured_at, "problems": len(table.problems),
+        "rows": sum(len(one.rows) for one in table.problems), "noise": floor([table]),
+    }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -213,18 +231,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables = [RecordedTable.load(path) for path in paths]
     except ReadError as error:
         parser.error(str(error))
-    figures = compare(tables, given.strategy or list(STRATEGIES), QUICK_SEEDS if given.quick else SEEDS)
+    names, seeds = given.strategy or list(STRATEGIES), QUICK_SEEDS if given.quick else SEEDS
+    searched = [searches(table, names, seeds) for table in tables]
+    figures = pooled(searched)
     given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if given.record:
+        known = {path.resolve() for path in paths}
         document = {
             "what": "replayed searches of recorded tables: regret after 20, 40 and 60 candidates",
             "tables": {
-                path.name: {"commit": one.commit, "measured_at": one.measured_at, "problems": len(one.problems),
-                            "rows": sum(len(each.rows) for each in one.problems), "noise": floor([one])}
-                for path, one in zip(paths, tables, strict=True)
+                path.name: {**described(table), "strategies": pooled([mine])}
+                for path, table, mine in zip(paths, tables, searched, strict=True)
+            },
+            "left_out": {
+                path.name: described(RecordedTable.load(path))
+                for path in sorted(TABLES.glob("*.npz"))
+                if path.resolve() not in known
             },
             "strategies": figures,
-        }  # fmt: skip
+        }
         write("strategies", [one.environment for one in tables], document)
     print(f"noise: the best of the whole first pass has a mean regret of {floor(tables):.2%}")
     for name, found in figures.items():

@@ -46,7 +46,7 @@ def section(results: Path) -> str:
         "of torch.mm with bf16 weights, over that of the tuning's winner; and the share of the bound, the time to read and "
         "write at the measured bandwidth. *At the bound*: what "
         f"would be gained by a launch that takes {LAUNCH_US} us longer than the bound, as one does that reads the bytes and does "
-        "nothing else. What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
+        "nothing else on an H200 (`cuda-reading.json`). What has no line was not measured yet: `python -m benchmarks.lowbit` has the layers "
         f"of {', '.join(MODELS)} with tensor parallelism of {' and '.join(map(str, DEVICES))}.\n\n"
     )
     return head + "\n".join(parts)

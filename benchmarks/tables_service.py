@@ -5,19 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import tables_lists
 from benchmarks.cells import source, table
+from benchmarks.service_figures import interval_of_mean, tie_widths
 
 Document = Mapping[str, Any]
+
+#: The widest a tie may be: a quarter of the margin.
+TIE = 0.005
+#: Why a service's first tuning takes so long.
+_STARTS = (
+    "The first tuning of a service takes longest: the device process and the second one start and load their libraries, "
+    "and the device's ceilings are measured."
+)
 
 
 def section(results: Path) -> str:
     """The sections of what was measured, each with the source of its figures."""
     parts = []
     for name, rows_of, title, about in (
-        ("service-tuning", _tuning, "Tunings through the service", "Problems of the fixed lists, over HTTP."),
+        (
+            "service-tuning",
+            _tuning,
+            "Tunings through the service",
+            f"Problems of the fixed lists, over HTTP. {_STARTS}",
+        ),
+        (
+            "service-tuning-regret",
+            _tuning,
+            "Regret, and a bare service",
+            f"Fewer problems of the fixed lists, tuned thoroughly as well. {_STARTS}",
+        ),
         ("two-devices", _two, "Two GPUs of one host", "One service, SQLite, a worker for each GPU."),
         (
             "client-path",
@@ -41,7 +62,12 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
     rows = []
     if (first := made.get("first")) is not None:
         each = ", ".join(f"{seconds:.1f}" for seconds in first["wall"])
-        rows.append((f"effort {first['effort']}, nothing compiled: seconds of each problem, in order", each))
+        what = f"a bare service, nothing compiled, effort {first['effort']}: wall clock"
+        rows.append((f"{what} of each problem, in order", f"{each} s"))
+        if rest := first["wall"][1:]:
+            rows.append(
+                (f"{what} from the second problem on", f"median {median(rest):.1f} s of {len(rest)} problems")
+            )
     if (compiled := made.get("precompile")) is not None:
         rows.append(
             (f"the portfolio compiled, {compiled['processors']} processors", f"{compiled['seconds']:.0f} s")
@@ -52,13 +78,51 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
             f"effort quick, {made['problems']} problems, asked {quick['rounds']} times: wall clock of a problem",
             f"median {wall['median']:.2f} s, p95 {wall['p95']:.1f} s, most {wall['most']:.1f} s",
         ))  # fmt: skip
+        wins = ", ".join(str(one["WIN"]) for one in quick["judgements"])
+        rows.append(("WINs of each round", f"{wins} of {made['problems']} problems"))
         rows.append((
             "two rounds name the same winner; the same or a stated tie",
             f"{agreement['same']:.1%}; {agreement['same_or_tie']:.1%} of {agreement['pairs']} pairs",
         ))  # fmt: skip
-    if (regret := made.get("regret")) is not None:
-        rows.append(("regret of quick: mean; p95", f"{regret['mean']:.2%}; {regret['p95']:.1%}"))
+        if "rows" in made:
+            rows += _ties(made)
+    if made.get("regret") is not None:
+        rows += _regret(made)
     return rows
+
+
+def _ties(made: Document) -> list[tuple[str, str]]:
+    """How far winners of two rounds that are a stated tie are apart in the common final."""
+    widths = tie_widths(made)
+    if widths is None:
+        return []
+    what = f"pairs that are a stated tie; within {TIE:.1%} in the common final; the widest"
+    if not widths:
+        return [(what, "none")]
+    within = sum(one.width <= TIE for one in widths)
+    widest = max(widths, key=lambda one: one.width)
+    return [(what, f"{len(widths)}; {within / len(widths):.0%}; {widest.width:.1%} ({widest.problem})")]
+
+
+def _regret(made: Document) -> list[tuple[str, str]]:
+    """The regret of quick tunings against thorough ones where there were any, else against one another."""
+    regret, thorough = made["regret"], made["regret"]["thorough"]
+    values = sum(len(row["regret"]) for row in made["rows"])
+    several = f"{values} values of {len(made['rows'])} problems"
+    # Which problems were tuned thoroughly is not told, so an interval is known where all were, or none.
+    low, high = interval_of_mean(made["rows"])
+    interval = f" (95% by a bootstrap over problems: {low:.2%} to {high:.2%})"
+    if thorough["problems"]:
+        against = f"the fastest winner of all rounds and a thorough tuning of {thorough['seconds']:.0f} s"
+        if thorough["problems"] < len(made["rows"]):
+            several, interval = f"{thorough['problems']} problems", ""
+        regret = thorough
+    else:
+        against = "the fastest of the quick tunings' own winners"
+    return [(
+        f"regret of quick against {against}: mean; p95; most",
+        f"{regret['mean']:.2%}{interval}; {regret['p95']:.1%}; {regret['most']:.1%}, {several}",
+    )]  # fmt: skip
 
 
 def _two(made: Document) -> list[tuple[str, str]]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuners.budget import Search
+
 Document = Mapping[str, Any]
 
 #: The picture beside docs/performance.md.
@@ -30,6 +32,7 @@ def section(results: Path) -> str:
             f"mean regret of {one['noise']:.2%}"
             for name, one in document["tables"].items()
         ),
+        *_left_out(document),
         "",
         f"![Mean regret by candidates timed]({PICTURE})\n",
         f"| strategy | {' | '.join(f'{step} candidates' for step in steps)} | share of a table timed |",
@@ -42,7 +45,45 @@ def section(results: Path) -> str:
     told = (
         f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}, {device}"
     )
-    return "\n".join([*lines, "", told, ""])
+    return "\n".join([*lines, "", *_by_table(document), told, ""])
+
+
+def _left_out(document: Document) -> list[str]:
+    """The recorded tables that were not searched, with their noise; and that it is the reason, where it is more than
+    any strategy's regret at the end."""
+    most = max(found["mean_regret"] for found in document["strategies"].values())
+    return [
+        f"* left out: `benchmarks/recorded/{name}`, {one['problems']} problems, {one['rows']:,} rows; choosing by all "
+        f"samples of its first half has a mean regret of {one['noise']:.2%}"
+        + (
+            ", more than that of any strategy below, so it cannot tell them apart"
+            if one["noise"] > most
+            else ""
+        )
+        for name, one in document["left_out"].items()
+    ]
+
+
+def _by_table(document: Document) -> list[str]:
+    """The default strategy's regret on each table: the same number of candidates is another share of each."""
+    steps, name = _steps(document), Search().strategy
+    shares = {table: one["strategies"][name]["share_timed"] for table, one in document["tables"].items()}
+    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    lines = [
+        f"`{name}`, the default, on each table. {steps[-1]} candidates are {shares[least]:.1%} of `{least}` and "
+        f"{shares[most]:.1%} of `{most}`.\n",
+        f"| table | problems | rows a problem | {' | '.join(f'{step} candidates' for step in steps)} | "
+        f"share timed after {steps[-1]} |",
+        f"|---|{'---|' * (len(steps) + 3)}",
+    ]
+    for table, one in document["tables"].items():
+        found = one["strategies"][name]
+        cells = [f"{at['mean_regret']:.2%} ({at['p95_regret']:.1%})" for at in found["at"].values()]
+        lines.append(
+            f"| `{table}` | {one['problems']} | {one['rows'] / one['problems']:,.0f} | {' | '.join(cells)} | "
+            f"{found['share_timed']:.1%} |"
+        )
+    return [*lines, ""]
 
 
 def hub_section(results: Path) -> str:

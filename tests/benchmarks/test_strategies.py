@@ -63,6 +63,29 @@ def test_a_strategy_that_tries_everything_has_no_regret_and_all_is_told() -> Non
     assert figures["share_timed"] == pytest.approx(22 / 23, abs=1e-5), "all but the default"
 
 
+def test_a_recorded_result_has_the_figures_of_each_table_and_the_noise_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(strategies, "write", lambda name, environments, document: written.update(document))
+    monkeypatch.setattr(strategies, "TABLES", tmp_path)
+    half = {name: replace(TABLE, problems=one) for name, one in (
+        ("one", TABLE.problems[:1]), ("two", TABLE.problems[1:]), ("other", TABLE.problems),
+    )}  # fmt: skip
+    for name, table in half.items():
+        table.save(tmp_path / f"{name}.npz")
+    given = [f"--table={tmp_path / name}.npz" for name in ("one", "two")]
+    strategies.main(
+        ["--quick", "--record", "--json", str(tmp_path / "out.json"), "--strategy", "random", *given]
+    )
+    each = {name: one["strategies"]["random"]["mean_regret"] for name, one in written["tables"].items()}
+    assert list(each) == ["one.npz", "two.npz"]
+    pooled = (each["one.npz"] + 2 * each["two.npz"]) / 3
+    assert written["strategies"]["random"]["mean_regret"] == pytest.approx(pooled, abs=1e-5)
+    assert written["left_out"].keys() == {"other.npz"}
+    assert written["left_out"]["other.npz"]["problems"] == 3
+
+
 def test_a_strategy_is_given_the_history_of_other_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[PriorKnowledge] = []
     make = STRATEGIES["exhaustive"]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.report import RESULTS
 from benchmarks.tables_service import section
 
@@ -36,8 +38,44 @@ def test_what_a_run_that_was_cut_short_lacks_is_left_out(tmp_path: Path) -> None
     text = copied(
         tmp_path, "service-tuning", quick=None, regret=None, first={"effort": "normal", "wall": [9.04, 3.0]}
     )
-    assert "in order | 9.0, 3.0 |" in text
+    assert "in order | 9.0, 3.0 s |" in text
+    assert "from the second problem on | median 3.0 s of 1 problems |" in text
     assert "quick" not in text
+
+
+def raced(folder: Path, **changes: Any) -> str:
+    """The section of two problems tuned twice, one of which changes its winner to a tie that is 1% slower."""
+    rows = [
+        {"problem": "tn_1x2x3-aa", "microseconds": {"old": 10.0, "new": 10.1}, "regret": [0.0, 0.01]},
+        {"problem": "tn_4x5x6-bb", "microseconds": {"old": 10.0}, "regret": [0.0, 0.0]},
+    ]
+    wins = [{"WIN": 2, "TIE": 0, "LOSS": 0}, {"WIN": 1, "TIE": 1, "LOSS": 0}]
+    quick = json.loads((RESULTS / "service-tuning.json").read_text())["quick"]
+    ties = [{"problem": "tn_1x2x3", "winners": ["old", "new"]}]
+    quick |= {"judgements": wins, "agreement": {"pairs": 2, "same": 0.5, "same_or_tie": 1.0, "ties": ties}}
+    regret = {"mean": 0.0025, "p95": 0.01, "most": 0.01, "thorough": {"problems": 0, "seconds": 10.0}}
+    made = {"problems": 2, "rows": rows, "quick": quick, "regret": regret, "lists": {}}
+    return copied(folder, "service-tuning", **(made | changes))
+
+
+def test_wins_of_rounds_and_widths_of_ties_are_told(tmp_path: Path) -> None:
+    text = raced(tmp_path)
+    assert "| WINs of each round | 2, 1 of 2 problems |" in text
+    assert "| 1; 0%; 1.0% (tn_1x2x3) |" in text
+
+
+@pytest.mark.parametrize(
+    ("problems", "label"),
+    [
+        (0, "against the fastest of the quick tunings' own winners: mean; p95; most | 0.25% (95%"),
+        (2, "and a thorough tuning of 30 s: mean; p95; most | 0.20% (95%"),
+        (1, "and a thorough tuning of 30 s: mean; p95; most | 0.20%; 1.0%; 1.0%, 1 problems |"),
+    ],
+)
+def test_a_regret_says_what_it_is_against(tmp_path: Path, problems: int, label: str) -> None:
+    thorough = {"problems": problems, "seconds": 30.0, "mean": 0.002, "p95": 0.01, "most": 0.01}
+    regret = {"mean": 0.0025, "p95": 0.01, "most": 0.01, "thorough": thorough}
+    assert label in raced(tmp_path, regret=regret)
 
 
 def test_the_way_of_a_new_user_ends_with_the_speed_up(tmp_path: Path) -> None:

@@ -28,8 +28,12 @@ def write(folder: Path) -> None:
         "measured_at": "2026-01-02T03:04",
         "noise": 0.001,
     }
+    small = {**table, "problems": 1, "rows": 80, "strategies": {"guided": found(0.0, 0.0)}}
+    large = {**table, "strategies": {"guided": found(0.02, 0.01)}}
     document = {
-        "tables": {"gpu.npz": table}, "strategies": {"slow": found(0.04, 0.02), "quick": found(0.01, 0.005)},
+        "tables": {"large.npz": large, "small.npz": small},
+        "left_out": {"noisy.npz": {**table, "noise": 0.03}, "still.npz": table},
+        "strategies": {"slow": found(0.04, 0.02), "guided": found(0.01, 0.005)},
         "environment": {"product": "GPU"}, "command": "python -m benchmarks.strategies",
         "measured_at": "2026-01-02T03:04", "commit": "d" * 40,
     }  # fmt: skip
@@ -39,11 +43,25 @@ def write(folder: Path) -> None:
 def test_the_least_regret_comes_first(tmp_path: Path) -> None:
     write(tmp_path)
     lines = section(tmp_path).splitlines()
-    assert [line for line in lines if line.startswith("| `")] == [
-        "| `quick` | 1.00% (3.0%) | 0.50% (1.5%) | 20% |",
+    assert [line for line in lines if line.startswith("| `")][:2] == [
+        "| `guided` | 1.00% (3.0%) | 0.50% (1.5%) | 20% |",
         "| `slow` | 4.00% (12.0%) | 2.00% (6.0%) | 20% |",
     ]
     assert any("3 problems, 1,200 rows" in line for line in lines)
+
+
+def test_the_default_strategy_has_a_row_for_each_table(tmp_path: Path) -> None:
+    write(tmp_path)
+    text = section(tmp_path)
+    assert "| `large.npz` | 3 | 400 | 2.00% (6.0%) | 1.00% (3.0%) | 20.0% |\n" in text
+    assert "| `small.npz` | 1 | 80 | 0.00% (0.0%) | 0.00% (0.0%) | 20.0% |\n" in text
+
+
+def test_a_table_is_left_out_for_its_noise_only_where_it_is_the_larger(tmp_path: Path) -> None:
+    write(tmp_path)
+    told = {line.split("`")[1]: line for line in section(tmp_path).splitlines() if "left out" in line}
+    assert "3.00%, more than that of any strategy" in told["benchmarks/recorded/noisy.npz"]
+    assert told["benchmarks/recorded/still.npz"].endswith("a mean regret of 0.10%")
 
 
 def test_a_line_of_the_picture_falls_where_its_regret_does(tmp_path: Path) -> None:
@@ -52,7 +70,7 @@ def test_a_line_of_the_picture_falls_where_its_regret_does(tmp_path: Path) -> No
     lines = [one.get("points", "").split() for one in root if one.tag.endswith("polyline")]
     assert [len(points) for points in lines] == [2, 2]
     heights = [[float(point.split(",")[1]) for point in points] for points in lines]
-    assert heights[0][0] > heights[1][0], "quick lies below slow"
+    assert heights[0][0] > heights[1][0], "guided lies below slow"
     assert heights[1][1] > heights[1][0], "less regret after more candidates"
 
 
