@@ -3,8 +3,9 @@ tables, recorded tables of GPUs, and session files of this machine.
 
     python -m benchmarks.portfolio [SESSIONS.jsonl ...]
 
-Of the lists and pre-tuned tables only each problem's winner is known, so the cover of those is one of winners. A winner's version is known by
-its id, which holds a hash of it. SESSIONS are files of `python -m tuners`, which hold every candidate.
+Every file is a source of its own: its problems are covered by its own times. Of the lists and pre-tuned tables
+only each problem's winner is known, so the cover of those is one of winners. A winner's version is known by its
+id, which holds a hash of it. SESSIONS are files of `python -m tuners`, which hold every candidate.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _winners() -> tuple[list[Observed], list[str]]:
     found, sources = [], []
     for name in LISTS:
         results = json.loads((RESULTS / name).read_text())
-        rows = [one for row in results["rows"] if (one := _listed(row, results))]
+        rows = [one for row in results["rows"] if (one := _listed(row, results, name))]
         found += rows
         sources.append(
             f"benchmarks/results/{name}: winners of {len(rows)} problems, {results['commit'][:12]}, "
@@ -78,7 +79,7 @@ def _winners() -> tuple[list[Observed], list[str]]:
             if row.solution.family != _FRAMEWORK and row.seconds is not None
         ]
         for row, seconds in kept:
-            found.append(Observed(row.problem, row.environment, {row.solution: seconds}))
+            found.append(Observed(row.problem, row.environment, {row.solution: seconds}, table.path.name))
         sources.append(
             f"db/pretuned/{table.path.name}: winners of {len(kept)} problems, "
             f"{table.header.get('commit', '')[:12]}, {table.header.get('made_at', '')[:10]}"
@@ -99,7 +100,7 @@ def _recorded() -> tuple[list[Observed], list[str]]:
                 for row in one.rows
                 if row.seconds is not None and row.solution.family != _FRAMEWORK
             }
-            found.append(Observed(one.problem, table.environment, seconds))
+            found.append(Observed(one.problem, table.environment, seconds, path.name))
         sources.append(
             f"benchmarks/recorded/{path.name}: {len(table.problems)} problems, {table.commit[:12]}, "
             f"{table.measured_at[:10]}"
@@ -107,7 +108,7 @@ def _recorded() -> tuple[list[Observed], list[str]]:
     return found, sources
 
 
-def _listed(row: Mapping[str, Any], results: Mapping[str, Any]) -> Observed | None:
+def _listed(row: Mapping[str, Any], results: Mapping[str, Any], source: str) -> Observed | None:
     """A row of the published lists; None where the framework's own call won, which is no candidate."""
     solution = _solution(row)
     environment = Environment.from_dict(results["gpus"][row["gpu"]]["environment"])
@@ -115,7 +116,7 @@ def _listed(row: Mapping[str, Any], results: Mapping[str, Any]) -> Observed | No
         return None
     problem = from_mm(row["m"], row["n"], row["k"], results["dtype"], trans_b="T" if row["trans_b"] else "N")
     seconds = {solution: row["best_us"] * 1e-6}
-    return Observed(problem, environment, seconds)
+    return Observed(problem, environment, seconds, source)
 
 
 def _solution(row: Mapping[str, Any]) -> Solution:
@@ -142,7 +143,7 @@ def _measured(paths: Sequence[Path]) -> tuple[list[Observed], list[str]]:
                     times[one.phase][one.solution] = one.seconds
             seconds = times[Phase.SCREEN] | times[Phase.FINAL]
             problem = GemmProblem.from_dict(kept.start["problem"])
-            found.append(Observed(problem, environment, seconds))
+            found.append(Observed(problem, environment, seconds, str(path)))
         sources.append(f"{path.name}: {len(journal.sessions)} sessions of python -m tuners, {now()[:10]}")
         journal.close()
     return found, sources

@@ -6,7 +6,15 @@ vendor=$1
 targets=$(gemmtune portfolio show --json | python -c '
 import json, sys
 print(*sorted({g["target"] for g in json.load(sys.stdin)["groups"] if g["vendor"] == sys.argv[1]}))' "$vendor")
-[ -n "$targets" ] || echo "the portfolio has no kernels for $vendor yet"
+if [ -z "$targets" ]; then
+  cat <<EOF
+No kernels are compiled into this image: the shipped portfolio is built from measurements, and has none of $vendor
+devices. Workers compile what they tune, so first tunings take longer. To begin with compiled kernels, tune on such a
+device, run \`gemmtune portfolio build --output FILE\`, and set GEMMTUNE_PORTFOLIO=FILE for its workers, which compile
+its members while they are idle. \`gemmtune kernels precompile --portfolio --file FILE --arch ARCH\` compiles them at
+once.
+EOF
+fi
 for target in $targets; do
   gemmtune kernels precompile --portfolio --arch "$target"
 done

@@ -37,7 +37,9 @@ _MOST_SEARCHES, _IDLE_SECONDS = 32, 0.2
 
 
 def from_database(connection: Connection, class_ids: Sequence[str], within: float = WITHIN) -> list[Group]:
-    """The cover of what the classes' sessions stored, each candidate's final or screening time."""
+    """The cover of what the classes' sessions stored, each candidate's final or screening time. The sessions
+    of a class are one source: each timed some of a problem's candidates, and one that was restricted to slow
+    ones must not demand a member."""
     found: list[Group] = []
     for class_id in class_ids:
         observed = [

@@ -73,7 +73,9 @@ def test_a_worker_goes_on_without_a_portfolio_that_cannot_be_read(
     monkeypatch.setattr(file, "chosen", refuse)
     warming = portfolios.Warming(HERE, BinaryCache(tmp_path), lambda: False)
     warming.start()
+    warming.stop()
     warming._thread.join(30)
+    assert not warming._thread.is_alive()
     assert "the portfolio is not compiled: it is cut short" in caplog.text
     with warming.job():
         pass

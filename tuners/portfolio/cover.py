@@ -17,8 +17,9 @@ WITHIN = 0.01
 #: candidate of all.
 WORTH_COMPILING = 1.25
 
-#: A problem on a device's model: times of different models are not compared.
-Case = tuple[GemmProblem, str]
+#: A problem, a device's model and a source. Times of different models are not compared. Nor are those of
+#: different runs, which differ by more than WITHIN for the same candidate.
+Case = tuple[GemmProblem, str, str]
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -29,14 +30,15 @@ def build(
     within: float = WITHIN,
 ) -> list[Group]:
     """A group for every vendor, target and types: first members of compiled families (`compiles`(vendor,
-    family)) that serve each problem, on each model of device that it was timed on, within `within` of its
-    best compiled candidate there, then others for those that none of these serves within it of the best of
-    all."""
+    family)) that serve each problem, on each model of device and in each source that timed it there, within
+    `within` of its best compiled candidate by the same times, then others for those that none of these serves
+    within it of the best of all. `sources` are what the groups say of their origin. Times of a problem that
+    one source has several of are one case with the least time of each candidate."""
     tables: defaultdict[tuple[str, str, str], dict[Case, dict[Solution, float]]] = defaultdict(dict)
     for one in observed:
         where = one.environment
         table = tables[where.vendor, target_of(where), types_of(one.problem)]
-        times = table.setdefault((one.problem, where.product), {})
+        times = table.setdefault((one.problem, where.product, one.source), {})
         for solution, seconds in one.seconds.items():
             times[solution] = min(seconds, times.get(solution, seconds))
     groups = []
@@ -49,7 +51,7 @@ def build(
         members += cover(rest, within)
         found = [Member(one, _served(one, table, within)) for one in members]
         found.sort(key=lambda member: -len(member.problems))
-        problems = len({problem for problem, _ in table})
+        problems = len({problem for problem, *_ in table})
         groups.append(Group(vendor, target, types, found, problems, within, tuple(sources)))
     return groups
 
@@ -99,12 +101,12 @@ def _served(
     """The problems that the solution serves, or, if it serves none, those that it is the best compiled one
     for, in the order of their sizes."""
     known = {case: times for case, times in table.items() if solution in times}
-    served = {p for (p, _), times in known.items() if times[solution] <= (1 + within) * min(times.values())}
+    served = {p for (p, *_), times in known.items() if times[solution] <= (1 + within) * min(times.values())}
     if not served:
         family = solution.family
         served = {
             p
-            for (p, _), times in known.items()
+            for (p, *_), times in known.items()
             if times[solution] <= (1 + within) * min(t for s, t in times.items() if s.family == family)
         }
     return tuple(sorted(served, key=lambda p: (p.m * p.n * p.k, p.id)))

@@ -27,11 +27,13 @@ def types_of(problem: GemmProblem) -> str:
 
 @dataclass(frozen=True)
 class Observed:
-    """What one problem's candidates took on a device: solution -> seconds, correct ones only."""
+    """What one problem's candidates took on a device: solution -> seconds, correct ones only. `source` names
+    the run that timed them, such as a table's file: times of different runs are not compared."""
 
     problem: GemmProblem
     environment: Environment
     seconds: Mapping[Solution, float]
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,15 @@ def test_ties_go_to_the_faster_then_to_the_id() -> None:
 
 
 def observed(
-    m: int, seconds: dict[Solution, float], dtype: str = "bf16", target: str = "a", product: str = "one"
+    m: int,
+    seconds: dict[Solution, float],
+    dtype: str = "bf16",
+    target: str = "a",
+    product: str = "one",
+    source: str = "a run",
 ) -> Observed:
     where = Environment("cuda", target, product, 1, 0, "")
-    return Observed(problem(m, dtype), where, seconds)
+    return Observed(problem(m, dtype), where, seconds, source)
 
 
 def compiled(vendor: str, family: str) -> bool:
@@ -77,7 +82,7 @@ def test_compiled_members_serve_first_and_libraries_serve_the_rest() -> None:
     assert len(members[library]) == 3
 
 
-def test_the_same_problem_seen_twice_keeps_the_faster_time() -> None:
+def test_the_same_problem_seen_twice_in_a_source_keeps_the_faster_time() -> None:
     rows = [observed(1, {one(1): 1.0, one(2): 0.5}), observed(1, {one(1): 0.4})]
     (group,) = build(rows, [], compiled)
     assert [member.solution for member in group.members] == [one(1)]
@@ -93,3 +98,20 @@ def test_times_of_different_devices_are_not_compared() -> None:
     assert {member.solution for member in group.members} == {one(2), one(3)}
     assert all(member.problems == (problem(1),) for member in group.members)
     assert group.observed == 1
+
+
+def test_times_of_different_sources_are_not_compared() -> None:
+    """A member is within the tolerance by one run's times, and not for its time in a faster run."""
+    first = observed(1, {one(1): 1.0, one(2): 1.05}, source="a table")
+    second = observed(1, {one(2): 0.9, one(3): 0.95}, source="another")
+    (group,) = build([first, second], [], compiled)
+    assert {member.solution for member in group.members} == {one(1), one(2)}
+    assert all(member.problems == (problem(1),) for member in group.members)
+    assert group.observed == 1
+
+
+def test_one_member_can_serve_a_problem_in_every_source() -> None:
+    first = observed(1, {one(1): 1.0, one(2): 1.009}, source="a table")
+    second = observed(1, {one(2): 0.9, one(3): 0.895}, source="another")
+    (group,) = build([first, second], [], compiled)
+    assert [member.solution for member in group.members] == [one(2)]
