@@ -26,10 +26,12 @@ from backends.registry import backend, devices
 from backends.solution import Solution
 from backends.toolchains.registry import TOOLCHAINS
 from db import outcomes
+from tuners.budget import StopReason
 from tuners.portfolio import file
 from tuners.portfolio.cover import WITHIN, build
 from tuners.portfolio.precompile import Item, groups_for, plan, precompile
 from tuners.portfolio.values import Group, Observed, Portfolio, target_of
+from tuners.session_store import Result
 
 _log = logging.getLogger(__name__)
 #: Searches whose candidates wait to be compiled, at most, and how often a busy worker is asked again.
@@ -137,6 +139,13 @@ class Warming:
         wait."""
         self._added.append(list(candidates))
         self._more.set()
+
+    def after(self, result: Result | None, candidates: Sequence[tuple[GemmProblem, Solution]]) -> None:
+        """The candidates that a session's search ended without: they are compiled only if it ended because its
+        compilers were too slow."""
+        ended = None if result is None else result.counts.get("search_ended")
+        if candidates and ended == StopReason.COMPILERS.value:
+            self.add(candidates)
 
     def job(self) -> AbstractContextManager[Any]:
         """What a job holds while it measures."""

@@ -45,7 +45,6 @@ from service.tracing import open_tracing
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
 from service.worker_peers import Reaper
-from tuners.budget import StopReason
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -365,22 +364,14 @@ class Worker:
         if not session.stopped:
             for _ in session.run(session.open()):
                 pass
-        self._compile_later(session)
+        if self._precompile:
+            self._warming.after(session.result, runner.take_uncompiled())
         if session.result is not None:
             return
         if self._stop.is_set():
             self._write(lambda connection: jobs.release_job(connection, job))
         else:
             self._end(job, "cancelled", "every tuning that asked for it was cancelled")
-
-    def _compile_later(self, session: RecordedSession) -> None:
-        """Hands over what a search did without because its compilers were too slow."""
-        if self._runner is None or not self._precompile:
-            return
-        left = self._runner.take_uncompiled()
-        ended = None if session.result is None else session.result.counts.get("search_ended")
-        if left and ended == StopReason.COMPILERS.value:
-            self._warming.add(left)
 
     def _end(
         self,

@@ -24,6 +24,7 @@ from service.cli import app
 from tests.db.samples import CLASS, HERE, candidate, problem, screened, start, store_session
 from tuners.portfolio import file
 from tuners.portfolio.values import Portfolio
+from tuners.session_store import Result
 
 
 def test_a_cover_of_what_the_sessions_stored(engine: Engine) -> None:
@@ -123,6 +124,23 @@ def test_candidates_that_tunings_ended_without_are_compiled_while_the_worker_is_
     warming.stop()
     warming._thread.join(30)
     assert not warming._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("ended", "taken"),
+    [("compilers too slow", True), ("budget spent", False), ("cancelled", False), (None, False)],
+)
+def test_only_searches_whose_compilers_were_too_slow_leave_candidates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str | None, taken: bool
+) -> None:
+    warming = portfolios.Warming(HERE, BinaryCache(tmp_path), lambda: True)
+    added: list[Any] = []
+    monkeypatch.setattr(warming, "add", added.append)
+    left = [(problem(), candidate(1))]
+    result = None if ended is None else Result(problem(), None, counts={"search_ended": ended})
+    warming.after(result, left)
+    warming.after(result, [])
+    assert added == [left] * taken
 
 
 def run(*arguments: str) -> tuple[int, Any]:

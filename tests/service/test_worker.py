@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from sqlalchemy import Engine, func, select, update
 
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
-from backends.solution import Solution
 from db import fleet, models, outliers, queries, sessions
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS
@@ -643,29 +641,16 @@ def test_jobs_that_come_at_once_are_measured_one_after_the_other(
 
 
 @ON_SQLITE
-def test_what_a_search_did_without_for_slow_compilers_is_compiled_later(
-    bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("precompiles", [True, False])
+def test_after_a_job_what_was_not_compiled_is_taken_if_anything_is_compiled_ahead(
+    bench: Bench, workers: Workers, precompiles: bool
 ) -> None:
-    # A process has one engine of jobs.
-    monkeypatch.setattr("service.worker.Executor", lambda *_: SimpleNamespace())
-    worker = Worker(workers.plan.settings, bench.engine, workers.plan.device)
-    left = (problem(32), Solution("packed", 1, {"threads": 1}))
-    monkeypatch.setattr(worker, "_runner", SimpleNamespace(take_uncompiled=lambda: [left]))
-    monkeypatch.setattr(worker, "_precompile", True)
-    added: list[Any] = []
-    monkeypatch.setattr(worker._warming, "add", added.append)
-
-    def ended(why: str | None) -> Any:
-        result = None if why is None else SimpleNamespace(counts={"search_ended": why})
-        return SimpleNamespace(result=result)
-
-    for why in (None, "budget spent", "cancelled", "compilers too slow"):
-        worker._compile_later(ended(why))
-    assert added == [[left]]
-    monkeypatch.setattr(worker, "_precompile", False)
-    worker._compile_later(ended("compilers too slow"))
-    worker._lock.release()
-    assert added == [[left]]
+    workers.start(precompile=precompiles)
+    bench.wait_for(bench.submit(32), "succeeded", workers)
+    bench.wait_for(bench.submit(64), "succeeded", workers)
+    calls = (workers.plan.folder / "calls").read_text().splitlines()
+    assert sum("uncompiled" in call for call in calls) >= precompiles
+    assert precompiles or not any("uncompiled" in call for call in calls)
 
 
 # ---- the database goes away --------------------------------------------------------------------

@@ -66,6 +66,7 @@ class Plan:
     timing: Mapping[str, float] = field(default_factory=dict)
     clock_jumps: bool = False
     device_checks: bool = False
+    precompile: bool = False
 
     @property
     def device(self) -> FoundDevice:
@@ -75,7 +76,10 @@ class Plan:
     @property
     def settings(self) -> Settings:
         """The worker's settings."""
-        return Settings(database_url=self.url, cache_dir=self.folder, device_checks=self.device_checks)
+        return Settings(
+            database_url=self.url, cache_dir=self.folder, device_checks=self.device_checks,
+            precompile=self.precompile,
+        )  # fmt: skip
 
 
 class PlannedRunner(RecordedRunner):
@@ -97,6 +101,10 @@ class PlannedRunner(RecordedRunner):
         self, problem: GemmProblem, policy: MeasurementPolicy, families: Sequence[str] | None = None
     ) -> None:
         self.step("ahead", problem.id)
+
+    def take_uncompiled(self) -> list[tuple[GemmProblem, Solution]]:
+        self.step("uncompiled", "taken")
+        return []
 
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
         self.step(phase.value, candidate.id)
