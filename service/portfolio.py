@@ -141,8 +141,8 @@ class Warming:
         self._more.set()
 
     def after(self, result: Result | None, candidates: Sequence[tuple[GemmProblem, Solution]]) -> None:
-        """The candidates that a session's search ended without: they are compiled only if it ended because its
-        compilers were too slow."""
+        """The candidates that a session's search ended without: they are compiled only if it ended because
+        its compilers were too slow."""
         ended = None if result is None else result.counts.get("search_ended")
         if candidates and ended == StopReason.COMPILERS.value:
             self.add(candidates)
