@@ -224,6 +224,9 @@ def _scaling(value: object) -> dict[str, Any]:
         return {"scale_a": mode, "scale_b": mode}
     if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype", "zero_a", "zero_b"}:
         out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}
+        for name in ("scale_a", "scale_b"):
+            if isinstance(out.get(name), str) and out[name] not in (*SCALES, *_MODES):
+                raise InvalidProblem(f"{name} {out[name]!r} is unknown; known: {', '.join(_SAID)}", name)
         out = {name: _MODES.get(mode, mode) if isinstance(mode, str) else mode for name, mode in out.items()}
         given = {name: value[name] for name in ("zero_a", "zero_b") if value.get(name) is not None}
         return out | given | ({"scale_dtype": value["dtype"]} if value.get("dtype") is not None else {})
@@ -236,3 +239,5 @@ def _scaling(value: object) -> dict[str, Any]:
 
 #: Other names of scales: one a row; one a group of k of a weight matrix.
 _MODES = {"row": "outer", **{f"group_{size}": name for name, size in GROUPS.items()}}
+#: The names that a message lists: those that people write.
+_SAID = (*(name for name in SCALES if name != "outer"), *_MODES)

@@ -249,6 +249,9 @@ def test_layouts_are_row_and_col(layout: object) -> None:
 def test_a_message_uses_the_words_of_the_request() -> None:
     assert str(refusal({**LEAST, "dtype": "fp31"})).startswith("dtype 'fp31' is unknown")
     assert str(refusal({**LEAST, "ldc": 5})).startswith("ldc 5 is too small")
+    known = "none, tensor, block_1x128, block_128x128, block_32, block_1x32, block_1x64, row, group_32"
+    found = refusal({**LEAST, "dtype": "int8", "scaling": {"a": "row", "b": "rows"}})
+    assert str(found).startswith(f"scale_b 'rows' is unknown; known: {known}")
     assert str(refusal({**LEAST, "m": -3})) == f"m must be between 1 and {2**31 - 1}, not -3"
 
 
@@ -271,8 +274,9 @@ JSON = st.recursive(
 )
 
 
-#: Unequal inputs are either's fault; a batch's packed strides follow from a leading dimension.
-PARTNERS = ("dtype", "strides")
+#: Unequal inputs are either's fault; a batch's packed strides follow from a leading dimension; groups need a
+#: transposed A.
+PARTNERS = ("dtype", "strides", "trans_b")
 
 
 def outcome(values: object) -> GemmProblem | InvalidProblem:
