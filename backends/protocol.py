@@ -17,6 +17,7 @@ import numpy.typing as npt
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.family_space import FamilySpace
+from backends.kernels.prepacked import Prepacked
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.reference_protocol import DeviceReference
@@ -73,6 +74,20 @@ class Kernel(Protocol):
 
     def prepare(self) -> None:
         """Untimed set-up before a sample (thread counts, modes)."""
+
+
+@runtime_checkable
+class PrepackedKernel(Protocol):
+    """A kernel that may read a packed copy of the weights, which its own packing kernel writes once. Where
+    `prepacked` is set, bind() reads the copy at Operands.packed, which pack() has written before."""
+
+    @property
+    def prepacked(self) -> Prepacked | None:
+        """The copy's layout and size; None if the kernel reads the weights as they are stored."""
+
+    def pack(self, operands: Operands) -> Launch:
+        """The launch that writes the copy at operands.packed, `prepacked.bytes` long, from the stored weights.
+        The launch raises LaunchError."""
 
 
 @runtime_checkable

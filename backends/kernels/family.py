@@ -16,6 +16,7 @@ from backends.family_space import FamilySpace, GridSpace, ListedSpace, Parameter
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.legality import PLAIN, REDUCE_THREADS, arch_of, malformed, unsupported
 from backends.kernels.oriented_gemm import GemmArgs, OrientedGemm
+from backends.kernels.prepacked import PACK, Prepacked
 from backends.kernels.tensor_map import TensorMap, argument_type
 from backends.operands import Operands
 from backends.problem import GemmProblem
@@ -103,6 +104,11 @@ class KernelConfig:
         return f"gemmtune::Reduce<{self.product.types}>"
 
     @property
+    def prepacked(self) -> Prepacked | None:
+        """The packed copy of the weights that the GEMM's launch reads; None if it reads them as stored."""
+        return None
+
+    @property
     def cluster(self) -> tuple[int, int, int] | None:
         """Blocks of a cluster along x, y and z; None without clusters."""
         return None
@@ -121,6 +127,7 @@ class KernelConfig:
     def unit(self) -> str:
         """The translation unit: an include and an instantiation, with assertions on what is derived here.
         Nothing that a launch passes (sizes, strides, scalars, the epilogue, slices) is in it."""
+        packing = "" if self.prepacked is None else f"GEMMTUNE_KERNEL({PACK}, {self.prepacked.packing})\n"
         return (
             f'#include "{self.header}"\n'
             f"using Chosen = gemmtune::{self.instantiation};\n"
@@ -131,6 +138,7 @@ class KernelConfig:
             f'static_assert(Sums::kThreads == {self.reduce_threads}, "threads of the second launch");\n'
             f'static_assert(Sums::kSharedBytes == {self.reduce_shared_bytes}, "and its shared memory");\n'
             f"GEMMTUNE_KERNEL({ENTRY}, Chosen{self.qualifiers})\nGEMMTUNE_KERNEL({REDUCE}, Sums)\n"
+            f"{packing}"
         )
 
 

@@ -56,6 +56,12 @@ class WeightConfig(KernelConfig):
         return _weight_arguments(super().arguments(operands, workspace), self.product.problem, operands)
 
 
+class PackedWeightArgs(WeightArgs):
+    """packed_weights.h: PackedWeightArgs."""
+
+    _fields_ = (("packed", ctypes.c_void_p),)
+
+
 @dataclass(frozen=True)
 class WeightClusterConfig(ClusterConfig):
     """The same of blocks in clusters, with tensor maps."""
