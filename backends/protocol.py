@@ -17,7 +17,6 @@ import numpy.typing as npt
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.family_space import FamilySpace
-from backends.kernels.prepacked import Prepacked
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.reference_protocol import DeviceReference
@@ -79,15 +78,19 @@ class Kernel(Protocol):
 @runtime_checkable
 class PrepackedKernel(Protocol):
     """A kernel that may read a packed copy of the weights, which its own packing kernel writes once. Where
-    `prepacked` is set, bind() reads the copy at Operands.packed, which pack() has written before."""
+    `layout` is set, bind() reads the copy at Operands.packed, which pack() has written before."""
 
     @property
-    def prepacked(self) -> Prepacked | None:
-        """The copy's layout and size; None if the kernel reads the weights as they are stored."""
+    def layout(self) -> str | None:
+        """The name of the copy's layout; None if the kernel reads the weights as they are stored."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the copy; 0 without one."""
 
     def pack(self, operands: Operands) -> Launch:
-        """The launch that writes the copy at operands.packed, `prepacked.bytes` long, from the stored weights.
-        The launch raises LaunchError."""
+        """The launch that writes the copy at operands.packed from the stored weights, their scales and zero
+        points. The launch raises LaunchError."""
 
 
 @runtime_checkable

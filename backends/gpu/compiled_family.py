@@ -41,27 +41,29 @@ class LoadedKernel:
             if one.needs_shared_attribute(device.arch):
                 function.allow_shared(one.shared_bytes)
         self.workspace_bytes = config.workspace_bytes
-        #: The layout of the packed weights that it reads, None if it reads them as stored.
-        self.prepacked = config.prepacked
-        self._pack = None if self.prepacked is None else module.function(self.prepacked.launch.entry)
+        self._prepacked = found = config.prepacked
+        #: See PrepackedKernel.
+        self.layout: str | None = None if found is None else found.layout
+        self.packed_bytes = 0 if found is None else found.bytes
+        self._pack = None if found is None else module.function(found.launch.entry)
 
     def pack(self, operands: Operands) -> Launch:
         """See PrepackedKernel."""
-        if self.prepacked is None or self._pack is None:
+        if self._prepacked is None or self._pack is None:
             raise LaunchError("the kernel reads weights as they are stored")
         if not operands.packed or operands.packed % PACKED_ALIGNMENT:
             raise LaunchError(
                 f"the packed copy at {operands.packed:#x} is not aligned to {PACKED_ALIGNMENT} bytes"
             )
         argument = encoded(self._config.arguments(operands, 0), [])
-        return self._device.bind(self._pack, self.prepacked.launch, argument)
+        return self._device.bind(self._pack, self._prepacked.launch, argument)
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """Raises LaunchError for a workspace that kernels would read at addresses which are not aligned."""
         config, device = self._config, self._device
         if self.workspace_bytes and workspace % _WORKSPACE_UNIT:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {_WORKSPACE_UNIT} bytes")
-        if self.prepacked is not None and (not operands.packed or operands.packed % PACKED_ALIGNMENT):
+        if self.layout is not None and (not operands.packed or operands.packed % PACKED_ALIGNMENT):
             raise LaunchError(f"there is no packed copy at {operands.packed:#x}: pack the weights first")
         encode = device.driver.encode_tensor_map
         maps = [encode(one, getattr(operands, one.operand)) for one in config.tensors]

@@ -1,7 +1,8 @@
-"""Layouts of prepacked weights: what a kernel reads in place of the stored weights, their scales and zero points.
+"""Layouts of prepacked weights: what a kernel reads in place of the stored weights, their scales and zeros.
 
-A layout belongs to a solution. A program packs its weights once, by the packing kernel in the solution's own binary,
-and keeps the packed copy; the product's launch reads that copy alone. A problem that has `prepacked` set allows it.
+A layout belongs to a solution. A program packs its weights once, by the packing kernel in the solution's own
+binary, and keeps the packed copy; the product's launch reads that copy alone. A problem that has `prepacked`
+set allows it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ PACKED_ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Prepacked:
-    """A packed copy. `layout`: its name, which says everything that places a byte, so that copies of one layout
-    and one problem's weights are equal whichever solution packed them; `bytes`: its size; `launch`: the packing
-    kernel's, which takes the product's argument and reads the stored weights, scales and zero points alone;
-    `packing`: the class of the packing kernel; `replaces`: the operands that the product's launch does not read
-    since it reads the packed copy."""
+    """A packed copy. `layout`: its name, which says everything that places a byte, so that copies of one
+    layout and one problem's weights are equal whichever solution packed them; `bytes`: its size; `launch`: the
+    packing kernel's, which takes the product's argument and reads the stored weights, scales and zero points
+    alone; `packing`: the class of the packing kernel; `replaces`: the operands that the product's launch does
+    not read since it reads the packed copy."""
 
     layout: str
     bytes: int
