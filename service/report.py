@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from service.text_table import plain_table
 from tuners.baselines import TriedBaseline
 from tuners.ceilings import Ceilings
 from tuners.decide import Judgement
+from tuners.packed import PackingCost
 from tuners.session_store import Result
 
 _COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red"}
@@ -54,10 +54,9 @@ def winner_text(solution_id: str) -> str:
     return f"{family}, {threads} threads" if threads else family
 
 
-def packing_text(packing: Mapping[str, Any]) -> str:
+def packing_text(packing: PackingCost) -> str:
     """What a solution's packed copy of the weights costs: rows_16, 8.1 MiB, packed once in 85 us."""
-    took = time_text(packing["us"] * 1e-6)
-    return f"{packing['layout']}, {packing['bytes'] / 2**20:.3g} MiB, packed once in {took}"
+    return f"{packing.layout}, {packing.bytes / 2**20:.3g} MiB, packed once in {time_text(packing.us * 1e-6)}"
 
 
 def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:

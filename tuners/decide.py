@@ -20,6 +20,7 @@ from backends.export_targets import LIBRARY_FAMILIES
 from tuners.baselines import Fate, TriedBaseline
 from tuners.confirmation import Confirmation
 from tuners.intervals import Interval, paired, rank
+from tuners.packed import PackingCost
 from tuners.reasons import too_few, too_little, won
 
 #: The incumbent is what the problem's latest verdict in the same environment left in use. A candidate keeps
@@ -133,7 +134,7 @@ class Verdict:
     tied: int = 1
     baselines: tuple[TriedBaseline, ...] = ()
     confirmation: Confirmation | None = None
-    packing: Mapping[str, Any] | None = None
+    packing: PackingCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null), without what the verdict lacks."""
@@ -144,25 +145,25 @@ class Verdict:
             "tie_set": list(self.tie_set),
             "targets": {name: target.to_dict() for name, target in self.targets.items()},
             "baselines": [baseline.to_dict() for baseline in self.baselines],
-            "confirmation": None if self.confirmation is None else self.confirmation.to_dict(),
+            "confirmation": self.confirmation and self.confirmation.to_dict(),
+            "packing": self.packing and self.packing.to_dict(),
         }
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
         """The inverse of to_dict(), also for verdicts of earlier versions, which have fewer fields."""
-        targets = {
-            name: TargetVerdict.from_dict(target) for name, target in values.get("targets", {}).items()
-        }
         rest = {
             **values,
             "judgement": Judgement(values["judgement"]),
             "speedup": Interval.from_dict(values["speedup"]),
-            "targets": targets,
+            "targets": {n: TargetVerdict.from_dict(one) for n, one in values.get("targets", {}).items()},
         }
         tried = tuple(TriedBaseline.from_dict(one) for one in values.get("baselines", ()))
         if (again := values.get("confirmation")) is not None:
             rest["confirmation"] = Confirmation.from_dict(again)
+        if (cost := values.get("packing")) is not None:
+            rest["packing"] = PackingCost.from_dict(cost)
         return cls(**{**rest, "tie_set": tuple(values["tie_set"]), "baselines": tried})
 
 

@@ -16,7 +16,7 @@ from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
 from tuners.inputs import draw, fixed_operand, operand_distribution
-from tuners.packed import REPLACED, PackedCopies, copy_bytes, packing_cost, prepacked
+from tuners.packed import PACKING, REPLACED, PackedCopies, PackingCost, copy_bytes, prepacked
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.
@@ -335,9 +335,10 @@ class Timer:
         packing, copies = prepacked(self.kernel), self.operands.packed(self.kernel)
         if packing is None or copies is None:
             return {}
-        cost = packing_cost(packing, copies.time(self.kernel, packing) if again else copies.seconds)
+        seconds = copies.time(self.kernel, packing) if again else copies.seconds
         warm = self.operands.rotation.cold and not self.operands.cold(self.kernel)
-        return {**cost, "packed_copies_fit_the_cache": True} if warm else cost
+        found: dict[str, Any] = {PACKING: PackingCost.of(packing, seconds).to_dict()}
+        return found | ({"packed_copies_fit_the_cache": True} if warm else {})
 
     def close(self) -> None:
         """Releases the series made for its samples."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from backends.kernels.prepacked import PACKED_ALIGNMENT
@@ -80,16 +82,43 @@ class PackedCopies:
         self._buffer.free()
 
 
-def packing_cost(packing: PrepackedKernel, seconds: float) -> dict[str, Any]:
-    """The evidence of a candidate's packing: the layout, the bytes of a packed copy, and the microseconds
-    that packing takes, once for all launches."""
-    figures = {"layout": packing.layout, "bytes": packing.packed_bytes, "us": round(seconds * 1e6, 3)}
-    return {PACKING: figures}
+@dataclass(frozen=True)
+class PackingCost:
+    """What a candidate's packed copy costs beside its launches: the layout's name, the bytes of the copy, and
+    the microseconds that packing takes, once for all launches. Raises ValueError for values that cannot
+    be."""
 
+    layout: str
+    bytes: int
+    us: float
 
-def packing_of(outcome: Outcome | None) -> Mapping[str, Any] | None:
-    """The cost of packing in an outcome's evidence; None without an outcome or a packed copy."""
-    return None if outcome is None else outcome.evidence.get(PACKING)
+    def __post_init__(self) -> None:
+        if not isinstance(self.layout, str):
+            raise ValueError(f"a packed copy's layout must be a text, not {self.layout!r}")
+        if isinstance(self.bytes, bool) or not isinstance(self.bytes, int) or self.bytes < 1:
+            raise ValueError(f"a packed copy's bytes must be an integer above 0, not {self.bytes!r}")
+        if isinstance(self.us, bool) or not isinstance(self.us, int | float) or not 0 <= self.us < inf:
+            raise ValueError(f"packing must take a number of microseconds from 0, not {self.us!r}")
+
+    @classmethod
+    def of(cls, packing: PrepackedKernel, seconds: float) -> PackingCost:
+        """That of a kernel that reads a packed copy, which took so many seconds to write."""
+        return cls(str(packing.layout), packing.packed_bytes, round(seconds * 1e6, 3))
+
+    @classmethod
+    def within(cls, outcome: Outcome | None) -> PackingCost | None:
+        """What an outcome's evidence says; None without an outcome or a packed copy."""
+        found = None if outcome is None else outcome.evidence.get(PACKING)
+        return None if found is None else cls.from_dict(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict() is the inverse."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PackingCost:
+        """Raises TypeError or ValueError for a malformed record."""
+        return cls(**values)
 
 
 def other_copy(layout: str | None) -> str:

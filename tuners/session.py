@@ -25,7 +25,7 @@ from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_process import Task
 from tuners.final_time import confirming_seconds, places, sample_cost, short_seconds
 from tuners.measure import Rotation
-from tuners.packed import packing_of
+from tuners.packed import PackingCost
 from tuners.race import BaselineFailed, Race
 from tuners.retiming import RetimingPlan, confirmed, notes_of, winners_of
 from tuners.runner import Runner
@@ -160,7 +160,7 @@ class Session:
         yield from self._final(task, baselines, screened, failed)
         if self.verdict is not None:
             records = tried(space.baselines, space.absent, failed, self._compared, self._twins)
-            packing = packing_of(self._proofs.get(self.verdict.winner))
+            packing = PackingCost.within(self._proofs.get(self.verdict.winner))
             self.verdict = replace(self.verdict, baselines=records, packing=packing)
 
     # ---- the final -----------------------------------------------------------------------------

@@ -214,8 +214,6 @@ class Verifier:
             return wrong(f"packing {changed}")
         if np.any(np.concatenate([image[:GUARD], image[GUARD + size :]]) != POISON):
             return wrong(OUTSIDE_COPY)
-        if not _same_bytes(bench.copies.setdefault(str(packing.layout), image), image):
-            return wrong(other_copy(packing.layout))
         stored = {name: bench.images[name] for name in REPLACED if name in bench.images}
         hidden = {
             name: np.full(one.size, layouts(p)[name].dtype.poison, np.uint8) for name, one in stored.items()
@@ -228,6 +226,8 @@ class Verifier:
             return Finding(CHANGED_COPY, np.inf, finding.relative_error, finding.coverage)
         if finding.wrong and not self._launched(kernel, p, bench, bench.images, address).wrong:
             return replace(finding, wrong=READS_STORED)
+        if not finding.wrong and not _same_bytes(bench.copies.setdefault(str(packing.layout), image), image):
+            return wrong(other_copy(packing.layout))
         return finding
 
     def _launched(

@@ -55,6 +55,7 @@ from service.settings import Settings
 from service.startup import open_database
 from tuners.budget import Budget
 from tuners.decide import DecisionRule
+from tuners.packed import PackingCost
 from tuners.policy import MeasurementPolicy
 from tuners.tuning_settings import TuningSettings
 
@@ -168,7 +169,7 @@ def _show_best(answer: dict[str, Any]) -> None:
         rows += [("parameters", json.dumps(solution["parameters"]))]
         rows += [("workspace", f"{solution['workspace_bytes']} bytes")]
     if answer.get("packing"):
-        rows += [("packed weights", report.packing_text(answer["packing"]))]
+        rows += [("packed weights", report.packing_text(PackingCost.from_dict(answer["packing"])))]
     if answer.get("seconds") is not None:
         rows += [("time", report.time_text(answer["seconds"]))]
     if answer.get("judgement") and answer.get("baseline"):
