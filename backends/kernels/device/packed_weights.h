@@ -18,10 +18,11 @@
 
 namespace gemmtune {
 
-// kernels/weights.py: PackedWeightArgs.
+// kernels/weights.py: PackedWeightArgs. `packed`: the copy, which the packing kernel writes and the product reads.
 struct PackedWeightArgs {
     WeightArgs weights;
     void* packed;
+    i64 packed_bytes;
 };
 
 template <typename QUANT>
@@ -68,7 +69,7 @@ struct PackWeights {
             const int j = QUANT::kBits == 4 ? i : i / 2, more = QUANT::kBits == 4 ? 0 : i % 2 * 4;
             const i64 k = static_cast<i64>(number) * Record::kDeep + 32 * j + lane % 4 * 8 + more;
             if (row >= args.m || k >= args.k) continue;
-            const char* const from = static_cast<const char*>(args.a) + (row * args.lda + k) * QUANT::kBits / 8;
+            const char* const from = static_cast<const char*>(args.a) + row * args.lda + k * QUANT::kBits / 8;
             out.at[i] = ordered(*reinterpret_cast<const unsigned*>(from));
         }
         write16(to + lane * 16, out);
