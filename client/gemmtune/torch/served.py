@@ -254,7 +254,7 @@ class Served:
             binaries = {
                 (index, digest): kernel.row.bundle.size(digest)
                 for (_, _, index), kernel in self._kernels.items()
-                for launch in kernel.row.launches
+                for launch in kernel.row.all_launches
                 for digest in (launch.binary, launch.runtime)
                 if digest is not None
             }
