@@ -11,7 +11,7 @@ from gemmtune.torch.products import intercepted
 from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.quantised.modules import QuantizedLinear, share
 from gemmtune.torch.quantised.operators import MOST_ADDED, by_row, smallest
-from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.quantised.products import WeightProduct, is_of_stored
 from gemmtune.torch.served import Served
 from gemmtune.torch.siblings import MOST_WASTED, SIBLINGS, Merged, Siblings, merge
 from gemmtune.torch.tuned_row import TunedRow
@@ -27,7 +27,7 @@ def weight_groups(model: Any, served: Served) -> Iterator[list[QuantizedLinear]]
             found: list[Any] = [children.get(name) for name in names]
             if all(type(one) is QuantizedLinear for one in found) and _mergeable(found):
                 form, bias = _merged_form(found), found[0].bias is not None
-                if any(rows for key, rows in served.weights.items() if (key[0], key[2]) == (form, bias)):
+                if any(rows for key, rows in served.weights.items() if is_of_stored(key, form, bias)):
                     yield found
 
 
@@ -80,7 +80,7 @@ class WeightGroup(Siblings):
         """See Siblings."""
         has = self.has_bias
         every = self._served.weights.items()
-        return [row for key, rows in every if (key[0], key[2]) == (self._form, has) for row in rows.values()]
+        return [row for key, rows in every if is_of_stored(key, self._form, has) for row in rows.values()]
 
     def _row(self, given: Any) -> TunedRow | None:
         if intercepted():
@@ -104,10 +104,10 @@ class WeightGroup(Siblings):
     def row(self, m: int, dtype: Any) -> TunedRow | None:
         """The row of the product of all for M rows of a type; None where the siblings compute alone."""
         weights, has, most = self._served.weights, self.has_bias, m + MOST_ADDED
-        row = smallest(weights.get((self._form, dtype, has), {}), m, 0, most) if m else None
+        row = smallest(weights.get((self._form, dtype, has, False), {}), m, 0, most) if m else None
         if row is None or self._wasted >= MOST_WASTED:
             return None
-        alone = [smallest(weights.get((one, dtype, has), {}), m, 0, most) for one in self.forms]
+        alone = [smallest(weights.get((one, dtype, has, False), {}), m, 0, most) for one in self.forms]
         if all(one is not None for one in alone):
             seconds = sum(one.row.verdict.seconds for one in alone if one is not None)
             if seconds <= row.row.verdict.seconds:

@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 #: Families of what torch runs for quantised weights where nothing is tuned.
 WEIGHT_DEFAULTS = ("torch-weights",)
 #: What a program has of such a product but M: the weights' form, the activations' type, whether there is a
-#: bias.
-WeightKey = tuple[Form, Any, bool]
+#: bias, whether the program lets weights be packed.
+WeightKey = tuple[Form, Any, bool, bool]
 _SCALES: Mapping[int, str] = {size: f"group_{size}" for size in GROUPS.values()}
 #: K that torch._weight_int4pack_mm wants whole, and the k-tiles that its packing interleaves.
 _WHOLE_K, _K_TILES = 128, 8
 
 
 class WeightProduct(NamedTuple):
-    """D[m,n] = x[m,k] W[n,k]^T + bias by quantised weights, all packed. `extra` is "" or "bias"."""
+    """D[m,n] = x[m,k] W[n,k]^T + bias by quantised weights, without gaps in any operand. `extra` is "" or
+    "bias". `prepacked`: the program packs the weights at load, into a layout that the row names; a call whose
+    weights are as stored never takes such a row."""
 
     m: int
     form: Form
     dtype: Any
     extra: str = ""
+    prepacked: bool = False
 
     @property
     def batch(self) -> int:
@@ -57,7 +60,7 @@ class WeightProduct(NamedTuple):
     @property
     def key(self) -> WeightKey:
         """All but M."""
-        return self.form, self.dtype, bool(self.extra)
+        return self.form, self.dtype, bool(self.extra), self.prepacked
 
     @property
     def type_name(self) -> str:
@@ -77,7 +80,13 @@ class WeightProduct(NamedTuple):
             "m": self.m, "n": form.n, "k": form.k, "dtype": NAMES[self.dtype], "dtype_b": form.kind,
             "trans_b": True, "scaling": scaling,
         }  # fmt: skip
-        return found | ({"epilogue": "bias"} if self.extra else {})
+        found |= {"epilogue": "bias"} if self.extra else {}
+        return found | ({"prepacked": True} if self.prepacked else {})
+
+
+def is_of_stored(key: WeightKey, form: Form, bias: bool) -> bool:
+    """Whether a key is that of stored weights of a form, for activations of either type."""
+    return (key[0], key[2], key[3]) == (form, bias, False)
 
 
 def of_row(row: Row) -> WeightProduct | None:
@@ -107,7 +116,8 @@ def of_row(row: Row) -> WeightProduct | None:
     size = side if side > 1 else GROUPS.get(scale, k)
     groups = {"tensor": 0, "outer": 1}.get(scale, k // size)
     form = Form(n, k, p["dtype_a"], zero, groups, scale_dtype, side)
-    return WeightProduct(m, form, dtype, "" if p["bias"] is None else "bias")
+    extra = "" if p["bias"] is None else "bias"
+    return WeightProduct(m, form, dtype, extra, p.get("prepacked", False))
 
 
 # ---- tensors, for a race -------------------------------------------------------------------------
