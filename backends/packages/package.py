@@ -260,7 +260,9 @@ def _own(
     copy = config.prepacked
     packing = None if copy is None else (copy, packing_launch(config, copy, file, taken, arch))
     compiler = {"name": toolchain.name, "version": toolchain.build(environment.arch)}
-    return Packed({file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target, packing)
+    return Packed(
+        {file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target, packing
+    )
 
 
 def _padded(problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache) -> Packed:
