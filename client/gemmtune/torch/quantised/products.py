@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from gemmtune.weights import FP4, FP8, GROUPS, SQUARE, SQUARE_SIDE, WEIGHTS
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
+    from gemmtune.torch.tuned_row import TunedRow
 
 #: Families of what torch runs for quantised weights where nothing is tuned.
 WEIGHT_DEFAULTS = ("torch-weights",)
@@ -22,14 +23,16 @@ WEIGHT_DEFAULTS = ("torch-weights",)
 #: bias, whether the program lets weights be packed.
 WeightKey = tuple[Form, Any, bool, bool]
 _SCALES: Mapping[int, str] = {size: f"group_{size}" for size in GROUPS.values()}
+#: A weights' form -> the layouts that rows read -> bytes of a packed copy.
+Layouts = dict[Form, dict[str, int]]
 #: K that torch._weight_int4pack_mm wants whole, and the k-tiles that its packing interleaves.
 _WHOLE_K, _K_TILES = 128, 8
 
 
 class WeightProduct(NamedTuple):
     """D[m,n] = x[m,k] W[n,k]^T + bias by quantised weights, without gaps in any operand. `extra` is "" or
-    "bias". `prepacked`: the program packs the weights at load, into a layout that the row names; a call whose
-    weights are as stored never takes such a row."""
+    "bias". `prepacked`: the program packs the weights at load, into the layout that the row names, if it
+    names one; a call without such a copy never takes a row that reads it."""
 
     m: int
     form: Form
@@ -84,9 +87,20 @@ class WeightProduct(NamedTuple):
         return found | ({"prepacked": True} if self.prepacked else {})
 
 
-def is_of_stored(key: WeightKey, form: Form, bias: bool) -> bool:
-    """Whether a key is that of stored weights of a form, for activations of either type."""
-    return (key[0], key[2], key[3]) == (form, bias, False)
+def is_of(key: WeightKey, form: Form, bias: bool) -> bool:
+    """Whether a key is that of weights of a form, for activations of either type."""
+    return (key[0], key[2]) == (form, bias)
+
+
+def layouts_of(rows: Iterable[TunedRow]) -> Layouts:
+    """The layouts of packed copies that rows read. Should rows disagree on a copy's bytes, it is the most:
+    none reads beyond that copy's end."""
+    found: Layouts = {}
+    for row in rows:
+        if isinstance(row.product, WeightProduct) and row.layout is not None:
+            sizes = found.setdefault(row.product.form, {})
+            sizes[row.layout] = max(sizes.get(row.layout, 0), row.packed_bytes)
+    return found
 
 
 def of_row(row: Row) -> WeightProduct | None:
@@ -108,7 +122,10 @@ def of_row(row: Row) -> WeightProduct | None:
     if p["bias"] is not None and (p["bias"] != p["dtype_d"] or p["bias_axis"] != "m"):
         return None
     zero = p.get("zero_a", "none")
-    operands = {"a", "b", "d", "scale_a"} | ({"zero_a"} if zero in STORED else set())
+    stored = {"a", "scale_a"} | ({"zero_a"} if zero in STORED else set())
+    operands = {"b", "d"} | (stored if row.packing is None else {"packed"})
+    if row.packing is not None and set(row.packing.operands) != stored | {"packed"}:
+        return None
     if set(row.operands) != operands | (set() if p["bias"] is None else {"bias"}):
         return None
     scale = p["scale_a"]
@@ -125,7 +142,8 @@ def of_row(row: Row) -> WeightProduct | None:
 
 @dataclass(frozen=True)
 class WeightOperands:
-    """Tensors of a product: activations `a`, the stored weights, what else it has, and `out`."""
+    """Tensors of a product: activations `a`, the stored weights, what else it has, and `out`. `packed`: the
+    copy that a row reads in place of the stored weights."""
 
     a: Any
     weight: Any
@@ -133,10 +151,13 @@ class WeightOperands:
     zeros: Any
     bias: Any
     out: Any
+    packed: Any = None
 
     def addresses(self) -> tuple[int, ...]:
         """In the order of TunedRow.launch()."""
-        every = (self.weight, self.a, self.out, self.bias, self.scales, self.zeros)
+        weights = self.weight if self.packed is None else self.packed
+        scaling = (self.scales, self.zeros) if self.packed is None else ()
+        every = (weights, self.a, self.out, self.bias, *scaling)
         return tuple(one.data_ptr() for one in every if one is not None)
 
     @property
