@@ -34,6 +34,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.wire import problem_to_wire
 from benchmarks.cuda_tuned import kernel_cache
 from tuners.inputs import draw, fixed_operand
+from tuners.packed import packing_operands, prepacked
 
 FAMILIES = tuple(name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family))
 #: Sizes of one, sizes that are no multiple of a tile, rows aligned to 16 bytes and not; every transpose,
@@ -266,8 +267,15 @@ def _run(pair: Pair, device: Device) -> None:
             buffer = device.allocate(kernel.workspace_bytes)
             held.callback(buffer.free)
             workspace = buffer.address
-        start = kernel.bind(Operands.at(address, problem.scalars), workspace)
+        operands, packing = Operands.at(address, problem.scalars), prepacked(kernel)
         kernel.prepare()
+        if packing is not None:  # of the very size, so that memcheck sees what reads or writes beyond it
+            buffer = device.allocate(packing.packed_bytes)
+            held.callback(buffer.free)
+            packing.pack(packing_operands(operands, buffer.address))()
+            device.synchronize()
+            operands = replace(operands, packed=buffer.address)
+        start = kernel.bind(operands, workspace)
         for _ in range(2):
             start()
             device.synchronize()
