@@ -84,7 +84,7 @@ def test_weights_that_may_be_packed_are_another_problem(home: Home, server: str)
 
 
 def test_what_is_not_prepacked_names_the_field(home: Home, server: str) -> None:
-    plain = {"m": 4, "n": 64, "k": 256, "dtype": "bf16", "device": "cpu"}
+    plain: dict[str, Any] = {"m": 4, "n": 64, "k": 256, "dtype": "bf16", "device": "cpu"}
     answered = httpx.get(f"{server}/v1/solutions/best", params={**plain, "prepacked": "true"})
     assert answered.status_code == 422
     assert "prepacked true is of quantised weights, not of bf16" in answered.text
