@@ -10,7 +10,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -171,10 +171,6 @@ class HostKernel:
 
     def bind(self, operands: Operands, workspace: int) -> Callable[[], None]:
         found = self._found
-        if self.layout is not None and not operands.packed:
-            self.own = HostBuffer(self.packed_bytes)
-            operands = replace(operands, packed=self.own.address)
-            self.pack(operands)()
         args = found.arguments(operands, workspace)
         (across, down, deep), groups = found.grid, found.product.batch_groups
         if self._other_way and not found.spans_batch:
