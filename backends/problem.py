@@ -20,7 +20,7 @@ from typing import Any
 from backends.canonical import short_hash
 from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, FP4, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
-from backends.grouping import MOST_GROUPS, NO_ROUTING, active_groups, check_groups, routing_of
+from backends.grouping import MOST_GROUPS, NO_ROUTING, check_groups, routing_of
 from backends.problem_rules import (
     ACTIVATIONS,
     ALIGNMENTS,
@@ -30,7 +30,6 @@ from backends.problem_rules import (
     BETA_ANY,
     BETA_ANY_INTEGER,
     BETA_CLASSES,
-    BLOCKS,
     MAX_SIZE,
     MAX_STRIDE,
     TERMS,
@@ -45,7 +44,8 @@ from backends.problem_rules import (
     normalise,
     one_of,
 )
-from backends.quantisation import STORED_ZEROS, check_mx, check_weights, groups_of
+from backends.quantisation import check_mx, check_weights
+from backends.traffic import bytes_read
 
 #: Fields in which problems of the same kind may differ.
 _SIZES = frozenset(
@@ -94,26 +94,8 @@ class GemmProblem(ProblemFields):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of A, B, bias, scales of blocks and (when beta != 0) C, each read once; a broadcast operand
-        counts once, and of a grouped product only the weights of groups that have rows (a mean of its draws,
-        grouping.py). Other scales are too few to count."""
-        copies: float = active_groups(self) if self.groups else self.batch if self.stride_a else 1
-        total = DTYPES[self.dtype_a].size(self.m * self.k) * copies + 4 * self.groups
-        total += DTYPES[self.dtype_b].size(self.k * self.n) * (self.batch if self.stride_b else 1)
-        if self.beta != "zero":
-            c = DTYPES[self.dtype_c].bytes
-            total += self.m * self.n * c * (self.batch if self.stride_c or self.batch == 1 else 1)
-        if self.bias is not None:
-            total += (self.m if self.bias_axis == "m" else self.n) * DTYPES[self.bias].bytes
-        of_a = active_groups(self) if self.groups else 1
-        for scale, rows, times in ((self.scale_a, self.m, of_a), (self.scale_b, self.n, 1)):
-            if scale in BLOCKS and self.scale_dtype is not None:
-                side, depth = BLOCKS[scale]
-                total += -(-rows // side) * -(-self.k // depth) * times * DTYPES[self.scale_dtype].bytes
-        if self.zero_a in STORED_ZEROS:
-            kind = "uint4" if self.zero_a == "uint4" else self.scale_dtype or "fp32"
-            total += DTYPES[kind].size(self.m * groups_of(self)) * of_a
-        return round(total)
+        """Bytes of all inputs, each read once (traffic.py)."""
+        return bytes_read(self)
 
     @property
     def bytes_written(self) -> int:
@@ -149,7 +131,7 @@ class GemmProblem(ProblemFields):
         have, as ids were made before they existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
-        if self.zero_a == "none" and not self.groups:
+        if self.zero_a == "none" and not self.groups and not self.prepacked:
             return found
         # A problem that was pickled has the class's values of those that it left out.
         others = {name: getattr(self, name) for name in OPTIONAL}
@@ -178,6 +160,7 @@ class GemmProblem(ProblemFields):
         batch = f"_b{self.batch}" if self.batch > 1 else f"_g{self.groups}" if self.groups else ""
         kind = "tf32" if self.compute == "tf32" else self.dtype_a
         kind += f"_{self.dtype_b}" if self.weight_only else ""
+        kind += "_prepacked" if self.prepacked else ""
         return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
 
     @property
@@ -193,7 +176,7 @@ class GemmProblem(ProblemFields):
 
 
 #: Fields that a document leaves out at the value that most problems have.
-OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": NO_ROUTING}
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": NO_ROUTING, "prepacked": False}
 #: Used in place of dataclasses.asdict(), whose deep copies would take half the time allowed for a lookup by
 #: id.
 _NAMES = tuple(f.name for f in fields(GemmProblem) if f.name not in OPTIONAL)
@@ -238,19 +221,21 @@ def from_blas(
     zero_b: str = "none",
     groups: int = 0,
     routing: str | Sequence[int] | None = None,
+    prepacked: bool = False,
 ) -> GemmProblem:
     """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
     storage computed in tf32. An A of WEIGHT_TYPES beside a B of bf16 or fp16 is a quantised
     weight matrix (quantisation.py). With `groups` A is so many weight matrices, and B's columns are
-    distributed over them by `routing`: a name (default: uniform) or their counts (grouping.py). Raises
+    distributed over them by `routing`: a name (default: uniform) or their counts (grouping.py). `prepacked`:
+    the program packs quantised weights once, at load, into a layout of the solution's. Raises
     InvalidProblem."""
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
         scale_a, scale_b, scale_d, scale_dtype, alignment, fast_accumulation, zero_a, zero_b,
-        groups, routing,
+        groups, routing, prepacked,
     )  # fmt: skip
     try:
         return _built(*call)
@@ -266,6 +251,7 @@ def _built(
     compute: str | None, alpha: float, beta: float, activation: str, bias: str | None, bias_axis: str |
     None, scale_a: str, scale_b: str, scale_d: str, scale_dtype: str | None, alignment: int,
     fast_accumulation: bool, zero_a: str, zero_b: str, groups: int, routing: str | Sequence[int] | None,
+    prepacked: bool,
 ) -> GemmProblem:  # fmt: skip
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
@@ -323,7 +309,7 @@ def _built(
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
             scale_dtype=("fp8_e8m0" if a == FP4 else "fp32") if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
-            zero_a=zero_a, groups=groups, routing=routing_of(routing, groups),
+            zero_a=zero_a, groups=groups, routing=routing_of(routing, groups), prepacked=prepacked,
         )  # fmt: skip
     except InvalidProblem as error:
         raise _renamed(error, in_place) from None

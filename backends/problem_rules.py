@@ -87,6 +87,7 @@ class ProblemFields:
     zero_a: str = "none"
     groups: int = 0
     routing: str = "none"
+    prepacked: bool = False
 
     @property
     def weight_only(self) -> bool:
@@ -131,11 +132,7 @@ def check_types(p: ProblemFields) -> None:
     one_of(p.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
     if p.beta != "zero":
         one_of(p.dtype_c, "dtype_c", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
-    if not isinstance(p.fast_accumulation, bool):
-        raise InvalidProblem(
-            f"fast_accumulation must be true or false, not {p.fast_accumulation!r}",
-            "fast_accumulation",
-        )
+    check_flag(p.fast_accumulation, "fast_accumulation")
     if p.fast_accumulation and not is_fp8(a):
         raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
 
@@ -224,6 +221,12 @@ def check_size(value: object, name: str, most: int, least: int = 1) -> None:
         raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
     if not least <= value <= most:
         raise InvalidProblem(f"{name} must be between {least} and {most}, not {value}", name)
+
+
+def check_flag(value: object, name: str) -> None:
+    """Raises InvalidProblem unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise InvalidProblem(f"{name} must be true or false, not {value!r}", name)
 
 
 def one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:

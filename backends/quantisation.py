@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from backends.dtypes import DTYPES, E2M1, FP4, FP8_WEIGHT, INTEGER
 from backends.errors import InvalidProblem
-from backends.problem_rules import BLOCKS, MX_SCALE_DTYPES, TERMS, ProblemFields, one_of
+from backends.problem_rules import BLOCKS, MX_SCALE_DTYPES, TERMS, ProblemFields, check_flag, one_of
 
 #: Zero points of quantised weights.
 ZEROS = ("none", "eight", "uint4", "float", "shift")
@@ -64,6 +64,7 @@ Float = npt.NDArray[np.float64]
 def check_weights(p: ProblemFields) -> None:
     """Checks what only quantised weights have, and that nothing else has it. Raises InvalidProblem."""
     one_of(p.zero_a, "zero_a", ZEROS)
+    _check_prepacked(p)
     if not p.weight_only:
         if p.zero_a != "none":
             raise InvalidProblem(f"zero_a {p.zero_a} is of quantised weights, not of {p.dtype_a}", "zero_a")
@@ -87,6 +88,14 @@ def check_weights(p: ProblemFields) -> None:
         )
     _check_sizes(p)
     _check_zero(p)
+
+
+def _check_prepacked(p: ProblemFields) -> None:
+    check_flag(p.prepacked, "prepacked")
+    if p.prepacked and not p.weight_only:
+        raise InvalidProblem(f"prepacked true is of quantised weights, not of {p.dtype_a}", "prepacked")
+    if p.prepacked and p.groups:
+        raise InvalidProblem("prepacked true: weights of groups are read as they are stored", "prepacked")
 
 
 def scales_of(dtype_a: str) -> tuple[str, ...]:

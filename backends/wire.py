@@ -13,11 +13,12 @@ from backends.dtypes import ACTIVATION_TYPES, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.grouping import given_counts
 from backends.problem import GemmProblem, from_blas, from_mm, twin
-from backends.problem_rules import ACTIVATIONS, SCALES
+from backends.problem_rules import ACTIVATIONS, SCALES, check_flag
 from backends.quantisation import GROUPS
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
-          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing")  # fmt: skip
+          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing",
+          "prepacked")  # fmt: skip
 _STRIDES = ("a", "b", "c", "d")
 FIELDS = (
     *_PLAIN,
@@ -57,11 +58,8 @@ def problem_from_wire(values: object) -> GemmProblem:
     for name in ("trans_a", "trans_b"):
         if values.get(name) is not None:
             call[name] = _trans(values[name], name)
-    if not isinstance(call.get("fast_accumulation", False), bool):
-        raise InvalidProblem(
-            f"fast_accumulation must be true or false, not {call['fast_accumulation']!r}",
-            "fast_accumulation",
-        )
+    for name in ("fast_accumulation", "prepacked"):
+        check_flag(call.get(name, False), name)
     layout = "row" if values.get("layout") is None else values["layout"]
     if layout not in ("row", "col"):
         raise InvalidProblem(f"layout {layout!r} is unknown; known: row, col", "layout")
@@ -107,6 +105,8 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
     }
     if problem.scale_dtype is not None:
         out["scaling"] = scaled
+    if problem.prepacked:
+        out["prepacked"] = True
     if alpha != 1.0:
         out["alpha"] = alpha
     if beta != 0.0:

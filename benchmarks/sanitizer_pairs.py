@@ -103,6 +103,8 @@ QUANTISED += tuple(
         (531, 264, 672, "fp4_e2m1", "none", "block_1x32", None, {"bias": "bf16"}),
     )
 )  # fmt: skip
+#: The first, packed beforehand: every type, zero point and scale.
+PACKED = tuple(replace(one, prepacked=True) for one in QUANTISED[:30:2])
 #: And 8-bit floats: rows that end within a block of scales, and blocks of it.
 QUANTISED += tuple(
     from_linear(m, n, k, dtype_a, dtype_b="fp8_e4m3", scale_b=scale, scale_dtype=of, **more)
@@ -194,7 +196,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    every = (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
+    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     mine = [problem for problem in every if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, func, select
 
 from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
-from backends.problem_distance import Sizes, size_distance
+from backends.problem_distance import Sizes, kinds_to_learn_from, size_distance
 from backends.solution import Solution
 from db import models
 from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult
@@ -69,11 +69,11 @@ class TableHistory:
         history.nearest() has those of sessions: first the class's, then those of its vendor's other
         classes."""
         self._read(connection)
-        here, units = _place(problem), device_class.units
+        here, units, farther = _place(problem), device_class.units, kinds_to_learn_from(problem)
         alike = [
-            (apart, row)
+            (apart + farther[row.kind], row)
             for place, row in self._rows
-            if row.kind == problem.kind
+            if row.kind in farther
             and row.policy_id == policy_id
             and row.vendor == device_class.vendor
             and (apart := dist(here, place)) <= FARTHEST
@@ -82,7 +82,9 @@ class TableHistory:
         for own, most in ((True, OWN_PROBLEMS), (False, SISTER_PROBLEMS)):
             mine = [one for one in alike if (one[1].class_id == str(device_class)) is own]
             close = nsmallest(_COMPARED, mine, key=lambda one: (one[0], one[1].number))
-            ordered = sorted((size_distance(problem, row, units), row.number) for _, row in close)
+            ordered = sorted(
+                (size_distance(problem, row, units) + farther[row.kind], row.number) for _, row in close
+            )
             numbers += [number for _, number in ordered[:most]]
         return _results(connection, numbers)
 

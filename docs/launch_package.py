@@ -201,22 +201,35 @@ class Package:
             raise ValueError(
                 f"the package is for {self.document['arch']}, not for a device of {driver.vendor}"
             )
-        self._functions = []
-        for launch in self.document["launches"]:
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            driver.call("load", ctypes.byref(module), binaries[launch["file"]])
-            driver.call("function", ctypes.byref(function), module, launch["entry"].encode())
-            if launch["needs_shared_memory_attribute"]:  # never on AMD's GPUs
-                size = launch["dynamic_shared_bytes"]
-                check(driver.library.cuFuncSetAttribute(function, SHARED_MEMORY_ATTRIBUTE, size))
-            self._functions.append(function)
+        self._launches = [(one, self._loaded(one, binaries)) for one in self.document["launches"]]
+        #: Of a kernel that reads a packed copy of the weights, the launch that writes the copy.
+        packing = [self.document["packing"]["launch"]] if "packing" in self.document else []
+        self._packing = [(one, self._loaded(one, binaries)) for one in packing]
+
+    def _loaded(self, launch: Mapping, binaries: Mapping) -> ctypes.c_void_p:
+        """The launch's function."""
+        driver, module, function = self._driver, ctypes.c_void_p(), ctypes.c_void_p()
+        driver.call("load", ctypes.byref(module), binaries[launch["file"]])
+        driver.call("function", ctypes.byref(function), module, launch["entry"].encode())
+        if launch["needs_shared_memory_attribute"]:  # never on AMD's GPUs
+            size = launch["dynamic_shared_bytes"]
+            check(driver.library.cuFuncSetAttribute(function, SHARED_MEMORY_ATTRIBUTE, size))
+        return function
 
     def run(self, filled: Mapping, stream: int | None = None) -> None:
         """Launches on a stream (default: the driver's), as the kernels were measured. `filled`: the operands'
         device addresses by name, "workspace" where its size is not 0, and alpha and beta where the problem
         leaves them open."""
+        self._run(self._launches, filled, stream)
+
+    def pack_weights(self, filled: Mapping, stream: int | None = None) -> None:
+        """Writes the packed copy that run() reads. `filled`: the addresses of what document["packing"] has as
+        operands, one of which is "packed". Called once, when the weights are loaded."""
+        self._run(self._packing, filled, stream)
+
+    def _run(self, launches: list, filled: Mapping, stream: int | None) -> None:
         on = self._driver.stream if stream is None else ctypes.c_void_p(stream)
-        for launch, function in zip(self.document["launches"], self._functions, strict=True):
+        for launch, function in launches:
             packed = [pack(one, filled, self._driver.library) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
             pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
@@ -244,9 +257,11 @@ def main(path: str) -> None:
         vendor = json.loads(file.read("launch.json"))["vendor"]
     driver = Driver(vendor)
     package = Package(driver, path)
-    sizes = {name: one["bytes"] for name, one in package.document["operands"].items()}
+    operands = package.document["operands"] | package.document.get("packing", {}).get("operands", {})
+    sizes = {name: one["bytes"] for name, one in operands.items()}
     sizes["workspace"] = package.document["workspace"]["bytes"]
     filled = {name: driver.allocate(size) for name, size in sizes.items()}
+    package.pack_weights(filled)
     package.run(filled | {"alpha": 1.0, "beta": 1.0})
     driver.wait()
     print(f"{package.document['solution']['id']}: {len(package.document['launches'])} launches, done")

@@ -35,6 +35,8 @@ def problem_text(problem: GemmProblem) -> str:
         words.append(problem.epilogue.replace("_", "+"))
     if problem.beta != "zero":
         words.append("+C")
+    if problem.prepacked:
+        words.append("prepacked")
     return " ".join(words)
 
 

@@ -100,6 +100,11 @@ class Problem(Strict):
     layout: Literal["row", "col"] | None = None
     alignment: Annotated[int, WithJsonSchema({"type": "integer", "enum": list(ALIGNMENTS)})] | None = None
     fast_accumulation: bool | None = None
+    prepacked: bool | None = Field(
+        default=None,
+        description="The program packs quantised weights once, at load, into the layout that the solution "
+        "names; packing is not part of the time.",
+    )
 
 
 class CountedProblem(Problem):

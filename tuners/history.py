@@ -39,12 +39,14 @@ def results_of(
 def nearest(
     problem: GemmProblem, units: int, sessions: Iterable[tuple[GemmProblem, Sequence[PriorResult]]]
 ) -> list[PriorResult]:
-    """The results of the sessions of the nearest problems with the problem's types, the nearest first."""
+    """The results of the sessions of the nearest problems with the problem's types, the nearest first. Where
+    weights may be packed, sessions of stored ones count too, but not the other way round."""
     alike = [
         (problem_distance(problem, other, units), other.id, results)
         for other, results in sessions
         if (other.dtype_a, other.dtype_b, other.dtype_d, other.compute)
         == (problem.dtype_a, problem.dtype_b, problem.dtype_d, problem.compute)
+        and (problem.prepacked or not other.prepacked)
     ]
     alike.sort(key=lambda row: row[:2])
     return [one for _, _, results in alike[:PROBLEMS] for one in results]

@@ -23,8 +23,9 @@ Empty = Callable[[str, tuple[int, ...], Any, Any], Any]
 def plain_of(p: GemmProblem) -> GemmProblem:
     """The product by the dequantised weights, which are packed."""
     return replace(
-        p, dtype_a=p.dtype_b, scale_a="none", scale_dtype=None, zero_a="none", lda=p.k, stride_a=p.k * p.m
-    )
+        p, dtype_a=p.dtype_b, scale_a="none", scale_dtype=None, zero_a="none", lda=p.k, stride_a=p.k * p.m,
+        prepacked=False,
+    )  # fmt: skip
 
 
 def buffers(torch: Any) -> Empty:

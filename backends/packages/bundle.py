@@ -60,12 +60,13 @@ def describe_row(one: Measured, target: str, cache: BinaryCache) -> Row:
     if one.solution.family in host.CPU_FAMILIES:
         made = host.describe(one.problem, one.solution, one.environment, cache)
         launched_by, launches, files = host.ENTRY, [made.launch], made.files
+        operands, packing = operands_of(one.problem), None
         workspace = {"bytes": made.workspace_bytes, "alignment": made.workspace_align}
     else:
         units = one.environment.units if follows_units(one.solution) else None
         document, files = describe(one.problem, one.solution, target, units, cache)
         launched_by, launches = document["launched_by"], document["launches"]
-        workspace = document["workspace"]
+        workspace, operands, packing = document["workspace"], document["operands"], document.get("packing")
     digests = {name: sha256(data).hexdigest() for name, data in files.items()}
     solution = one.solution.to_dict()
     described = {
@@ -78,11 +79,13 @@ def describe_row(one: Measured, target: str, cache: BinaryCache) -> Row:
         "environment": one.environment.id,
         "verdict": dict(one.verdict),
         "deterministic": one.solution.deterministic,
-        "operands": operands_of(one.problem),
+        "operands": operands,
         "workspace": workspace,
         "launched_by": launched_by,
         "launches": [_by_digest(launch, digests) for launch in launches],
     }
+    if packing is not None:
+        described["packing"] = {**packing, "launch": _by_digest(packing["launch"], digests)}
     binaries = {digests[name]: Binary(data, PurePath(name).suffix) for name, data in files.items()}
     return Row(described, binaries, one.environment)
 

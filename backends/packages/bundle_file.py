@@ -58,7 +58,8 @@ def summed_up(manifest: Mapping[str, Any], read: Read, suffixes: Mapping[str, st
 
 def named_by(row: Mapping[str, Any]) -> Iterator[str]:
     """The digests of the binaries that a row's launches name."""
-    for launch in row["launches"]:
+    packing = [row["packing"]["launch"]] if "packing" in row else []
+    for launch in [*row["launches"], *packing]:
         yield launch["binary"]
         if "runtime" in launch:
             yield launch["runtime"]

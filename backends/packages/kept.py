@@ -41,7 +41,8 @@ def _keep(folder: Path, name: str, candidate: Candidate, cache: BinaryCache) -> 
     document, files = describe(candidate.problem, solution, arch, units, cache)
     # kernel.hsaco of a C++ family is NAME.hsaco; gemm.hsaco of Triton is NAME.gemm.hsaco.
     names = {file: f"{name}.{file.removeprefix('kernel.')}" for file in files}
-    for launch in document["launches"]:
+    packing = [document["packing"]["launch"]] if "packing" in document else []
+    for launch in [*document["launches"], *packing]:
         launch["file"] = names[launch["file"]]
     description = folder / f"{name}.json"
     try:

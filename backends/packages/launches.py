@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from backends.archs import GpuArch
 from backends.kernels.family import KernelConfig
 from backends.kernels.launch import KernelLaunch
+from backends.kernels.prepacked import Prepacked
 from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
 from backends.kernels.triton.configuration import MAIN, Step, TritonConfig
 from backends.kernels.triton.description import Request, binary_name
@@ -22,6 +23,8 @@ from backends.resources import Resources
 
 #: The name under which the caller fills in the workspace's address, beside operand addresses, alpha and beta.
 WORKSPACE = "workspace"
+#: The name of the packed copy of the weights (kernels/prepacked.py), among the operands.
+PACKED = "packed"
 #: The C types of ctypes' own.
 C_TYPES: Mapping[type[Any], str] = {
     ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int64: "long long",
@@ -186,15 +189,43 @@ def kernel_launches(
 
 def kernel_argument(found: KernelConfig, inside: Mapping[str, Fill] = MappingProxyType({})) -> Struct:
     """GemmArgs as KernelConfig.arguments() fills it, followed by the tensor maps if there are any. `inside`:
-    addresses other than those of the operand or of the workspace itself."""
-    problem = found.product.problem
+    addresses other than those of the operand or of the workspace itself. Of prepacked weights it has the
+    packed copy alone."""
+    names = [*operand_names(found), *([WORKSPACE] if found.reduces else [])]
+    return _argument(found, names, scalars_of(found.product.problem), inside)
+
+
+def packing_launch(
+    config: KernelConfig, packed: Prepacked, file: str, resources: Mapping[str, Resources], arch: GpuArch
+) -> DescribedLaunch:
+    """The launch that packs the weights: it takes the product's struct, which names the stored weights, their
+    scales and zero points, and the packed copy alone."""
+    argument = _argument(config, packing_names(config, packed), {}, MappingProxyType({}))
+    return DescribedLaunch(file, packed.launch, arch, (argument,), resources.get(packed.launch.entry))
+
+
+def operand_names(config: KernelConfig) -> list[str]:
+    """The operands of the product's launches, in the order in which a caller gives their addresses."""
+    names = list(layouts(config.product.problem))
+    if (packed := config.prepacked) is None:
+        return names
+    return [PACKED, *(name for name in names if name not in packed.replaces)]
+
+
+def packing_names(config: KernelConfig, packed: Prepacked) -> list[str]:
+    """The operands of the packing launch: those that the packed copy replaces, and the copy."""
+    return [*(name for name in layouts(config.product.problem) if name in packed.replaces), PACKED]
+
+
+def _argument(
+    found: KernelConfig, names: Sequence[str], scalars: Mapping[str, Value], inside: Mapping[str, Fill]
+) -> Struct:
+    """The argument with the addresses of `names` to fill in; all others are 0."""
     # Placeholder addresses, which identify the operand that each field holds.
-    marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
-    workspace = marks.pop(WORKSPACE) if found.reduces else 0
-    args = found.arguments(Operands.at(marks, problem.scalars), workspace)
-    names = {**marks, WORKSPACE: workspace} if workspace else marks
-    fills: dict[int, Value] = {number: inside.get(name, Fill(name)) for name, number in names.items()}
-    scalars = scalars_of(problem)
+    marks = {name: number for number, name in enumerate(names, 1)}
+    operands = replace(Operands.at(marks, found.product.problem.scalars), packed=marks.get(PACKED, 0))
+    args = found.arguments(operands, marks.get(WORKSPACE, 0))
+    fills: dict[int, Value] = {number: inside.get(name, Fill(name)) for name, number in marks.items()}
     fields = []
     own = type(args)
     # A struct that extends GemmArgs lists its own fields only.

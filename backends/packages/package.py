@@ -27,11 +27,18 @@ from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily
 from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import WIDE
+from backends.kernels.prepacked import PACKED_ALIGNMENT, Prepacked
 from backends.kernels.triton import description
 from backends.kernels.triton.configuration import workspace_align
 from backends.kernels.triton.family import TritonFamily
 from backends.operands import layouts
-from backends.packages.launches import DescribedLaunch, kernel_launches, triton_launches
+from backends.packages.launches import (
+    PACKED,
+    DescribedLaunch,
+    kernel_launches,
+    packing_launch,
+    triton_launches,
+)
 from backends.packages.padded import padded_launches
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -40,8 +47,9 @@ from backends.toolchains.toolchain import CompileUnit
 from backends.toolchains.triton import TritonUnit
 from backends.wire import problem_to_wire
 
-#: Version of launch.json's format; rises with every change that affects readers.
-FORMAT = 3
+#: Version of launch.json's format; rises with every change that affects readers. Of prepacked weights it is
+#: the second: a reader that does not know `packing` would launch on a copy that nothing packed.
+FORMAT, PACKING_FORMAT = 3, 4
 DESCRIPTION = "launch.json"
 #: Vendor -> the call that takes grid (in blocks), block (in threads), dynamic shared memory and arguments.
 LAUNCHED_BY: Mapping[str, str] = {"cuda": "cuLaunchKernelEx", "hip": "hipModuleLaunchKernel"}
@@ -67,7 +75,8 @@ _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "zer
 @dataclass(frozen=True)
 class Packed:
     """The contents of the zip: files in order, launches, the compiler, the workspace that the launches share,
-    and the target name that the binaries were compiled for."""
+    and the target name that the binaries were compiled for. `packing`: the packed copy of the weights that
+    the launches read, and the launch that writes it."""
 
     files: Mapping[str, bytes]
     launches: Sequence[DescribedLaunch]
@@ -75,6 +84,7 @@ class Packed:
     workspace_bytes: int
     workspace_align: int
     target: str
+    packing: tuple[Prepacked, DescribedLaunch] | None = None
 
 
 def family_of(solution: Solution) -> GpuFamily:
@@ -143,8 +153,9 @@ def describe(
         packed = _own(family, problem, solution, environment, cache)
     else:
         packed = _triton(family, problem, solution, environment, cache)
+    packing = packed.packing
     document = {
-        "format": FORMAT,
+        "format": FORMAT if packing is None else PACKING_FORMAT,
         "solution": {name: value for name, value in solution.to_dict().items() if name in IDENTITY},
         "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
         "vendor": environment.vendor,
@@ -156,10 +167,12 @@ def describe(
         "compiler": dict(packed.compiler),
         "convention": CONVENTION,
         "order": ORDER,
-        "operands": operands_of(problem),
+        "operands": operands_of(problem, None if packing is None else packing[0]),
         "workspace": {"bytes": packed.workspace_bytes, "alignment": packed.workspace_align},
         "launches": [launch.to_dict() for launch in packed.launches],
     }
+    if packing is not None:
+        document["packing"] = _packing(problem, *packing)
     return document, packed.files
 
 
@@ -178,9 +191,43 @@ def _rule(
     return family.illegal(problem, solution, environment)
 
 
-def operands_of(problem: GemmProblem) -> dict[str, Any]:
+def operands_of(problem: GemmProblem, packed: Prepacked | None = None) -> dict[str, Any]:
     """Operands as stored; sizes and strides in elements (of 4-bit integers: in the bytes that two share),
-    alignment in bytes."""
+    alignment in bytes. Of launches that read a packed copy: the copy, and what it does not replace."""
+    stored = _stored(problem)
+    if packed is None:
+        return stored
+    others = {name: one for name, one in stored.items() if name not in packed.replaces}
+    return {PACKED: _copy(packed), **others}
+
+
+def _packing(problem: GemmProblem, packed: Prepacked, launch: DescribedLaunch) -> dict[str, Any]:
+    """The packed copy: its layout, what its launch takes, and the launch."""
+    stored = {name: one for name, one in _stored(problem).items() if name in packed.replaces}
+    return {
+        "layout": packed.layout,
+        "bytes": packed.bytes,
+        "alignment": PACKED_ALIGNMENT,
+        "operands": {**stored, PACKED: _copy(packed)},
+        "launch": launch.to_dict(),
+    }
+
+
+def _copy(packed: Prepacked) -> dict[str, Any]:
+    """The packed copy as an operand: a column of bytes."""
+    return {
+        "row_major": PACKED,
+        "dtype": "int8",
+        "rows": packed.bytes,
+        "columns": 1,
+        "ld": packed.bytes,
+        "batch_stride": 0,
+        "bytes": packed.bytes,
+        "alignment": PACKED_ALIGNMENT,
+    }
+
+
+def _stored(problem: GemmProblem) -> dict[str, Any]:
     return {
         name: {
             "row_major": _SWAPPED.get(name, name),
@@ -208,9 +255,14 @@ def _own(
     target = toolchain.target(environment.arch, config.arch_specific)
     path = toolchain.compile(CompileUnit(config.unit, target), cache)
     file = f"kernel{path.suffix}"
-    launches = kernel_launches(config, file, resources.read(path), arch)
+    taken = resources.read(path)
+    launches = kernel_launches(config, file, taken, arch)
+    copy = config.prepacked
+    packing = None if copy is None else (copy, packing_launch(config, copy, file, taken, arch))
     compiler = {"name": toolchain.name, "version": toolchain.build(environment.arch)}
-    return Packed({file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target)
+    return Packed(
+        {file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target, packing
+    )
 
 
 def _padded(problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache) -> Packed:

@@ -90,7 +90,7 @@ class Bundle:
         for number, row in enumerate(self.rows):
             if row.environment not in self.environments:
                 raise BundleError(f"row {number} of {self.path} names no environment of the bundle; {_AGAIN}")
-            for launch in row.launches:
+            for launch in row.all_launches:
                 for digest in (launch.binary, launch.runtime):
                     if digest is not None and digest not in self._binaries:
                         raise BundleError(f"row {number} of {self.path} needs a binary that is not there")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gemmtune.description import FORMATS, SCALARS, TENSOR_MAP, WORKSPACE, Fill, LaunchDescription
@@ -16,7 +16,7 @@ from gemmtune.device import DeviceClass
 from gemmtune.drivers import Driver, open_driver, process
 from gemmtune.drivers.protocol import Bound
 from gemmtune.errors import BundleError, LaunchError
-from gemmtune.row import Row
+from gemmtune.row import Operand, Row
 
 #: An argument block starts at a multiple of so many bytes: tensor maps are encoded in place.
 _BLOCK_ALIGNMENT = 128
@@ -63,7 +63,8 @@ class OpenTable:
 class Kernel:
     """A row's loaded kernels. `operands` are the names of the addresses that a launch takes, in order;
     `alignments` are the bytes of which each address must be a multiple. `scalars` are those of alpha and beta
-    that the problem leaves open."""
+    that the problem leaves open. `layout` is that of the packed copy which a launch reads as "packed", of
+    `packed_bytes` bytes; None and 0 for weights as they are stored. prepare_packing() writes the copy."""
 
     def __init__(self, row: Row, driver: Driver) -> None:
         self.row = row
@@ -72,12 +73,18 @@ class Kernel:
         self.workspace_bytes, self.workspace_alignment = row.workspace_bytes, row.workspace_alignment
         fills = {fill.name for launch in row.launches for fill in launch.fills}
         self.scalars: tuple[str, ...] = tuple(name for name in SCALARS if name in fills)
+        packing = row.packing
+        self.layout = None if packing is None else packing.layout
+        self.packed_bytes = 0 if packing is None else packing.bytes
+        #: The names of the addresses that the packing launch takes, in order; none without one.
+        self.packing_operands: tuple[str, ...] = () if packing is None else tuple(packing.operands)
         self.driver, self._owner = driver, process.current
         partition = row.bundle.environments[row.environment].get("partition")
         if isinstance(partition, str) and partition:
             driver.check_partition(partition)
         #: The loaded kernels, as the driver has them, in the order of row.launches.
         self.functions: list[Any] = [self._loaded(launch) for launch in row.launches]
+        self._packing = None if packing is None else self._loaded(packing.launch)
 
     def _loaded(self, launch: LaunchDescription) -> Any:
         try:
@@ -94,54 +101,71 @@ class Kernel:
             wanted, found = " and ".join(self.scalars) or "no scalar", " and ".join(given) or "none"
             raise LaunchError(f"{self.row.problem_id} takes {wanted}; given: {found}")
         self.driver.ensure_current()
-        return PreparedLaunch(self.row, self.functions, self.driver, given)
+        row = self.row
+        return PreparedLaunch(row, row.launches, row.operands, self.functions, self.driver, given)
+
+    def prepare_packing(self) -> PreparedLaunch:
+        """The launch that packs the weights, for one thread: launch(stream, 0, addresses), with addresses in
+        the order of `packing_operands`. The copy is whole when the stream has come so far. Raises LaunchError
+        for a kernel that reads weights as they are stored."""
+        process.check(self._owner)
+        packing = self.row.packing
+        if packing is None:
+            raise LaunchError(f"{self.row.solution.id} reads weights as they are stored: nothing is packed")
+        self.driver.ensure_current()
+        launches, functions = (packing.launch,), (self._packing,)
+        return PreparedLaunch(self.row, launches, packing.operands, functions, self.driver, {})
 
     def check(self, workspace: int, addresses: Sequence[int]) -> None:
         """Checks addresses as a launch does not: their number, and the bytes of which each is a multiple.
         Raises LaunchError."""
-        if len(addresses) != len(self.operands):
-            raise LaunchError(f"{len(addresses)} addresses; the operands are {', '.join(self.operands)}")
-        for name, address, alignment in zip(self.operands, addresses, self.alignments, strict=True):
-            if address == 0 or address % alignment:
-                raise LaunchError(f"{name} is at {address:#x}; it must be at a multiple of {alignment} bytes")
+        _check_addresses(addresses, self.row.operands)
         if self.workspace_bytes and (workspace == 0 or workspace % self.workspace_alignment):
             raise LaunchError(
                 f"the workspace ({self.workspace_bytes} bytes) is at {workspace:#x}; it must be at a "
                 f"multiple of {self.workspace_alignment} bytes"
             )
 
+    def check_packing(self, addresses: Sequence[int]) -> None:
+        """The same of the addresses of the launch that packs the weights. Raises LaunchError."""
+        packing = self.row.packing
+        _check_addresses(addresses, {} if packing is None else packing.operands)
+
 
 class PreparedLaunch:
     """launch(stream, workspace, addresses) queues a row's kernels on a stream. Belongs to one thread: its
     argument blocks are written at each call, and read by the driver before the call returns.
 
-    `addresses` are device addresses in the order of Kernel.operands. They are not checked: Kernel.check()
-    does that. The workspace may be 0 where workspace_bytes is. Raises LaunchError.
+    `addresses` are device addresses in the order of Kernel.operands, or of Kernel.packing_operands for the
+    launch that packs weights. They are not checked: Kernel.check() does that. The workspace may be 0 where
+    workspace_bytes is. Raises LaunchError.
     """
 
-    __slots__ = ("_addresses", "_blocks", "_bound", "_driver", "_maps", "_owner", "_places", "_row", "_runs",
-                 "_scalars", "_stream", "_workspace")  # fmt: skip
+    __slots__ = ("_addresses", "_blocks", "_bound", "_driver", "_maps", "_operands", "_owner", "_places",
+                 "_row", "_runs", "_scalars", "_stream", "_workspace")  # fmt: skip
 
     def __init__(
-        self, row: Row, functions: Sequence[Any], driver: Driver, scalars: Mapping[str, float]
-    ) -> None:
+        self, row: Row, launches: Sequence[LaunchDescription], operands: Iterable[str],
+        functions: Sequence[Any], driver: Driver, scalars: Mapping[str, float],
+    ) -> None:  # fmt: skip
         self._row, self._driver, self._owner = row, driver, process.current
-        self._blocks = [_Block(launch.template) for launch in row.launches]
-        order = {name: number for number, name in enumerate(row.operands)} | {WORKSPACE: len(row.operands)}
+        self._operands = tuple(operands)
+        self._blocks = [_Block(launch.template) for launch in launches]
+        order = {name: number for number, name in enumerate((*self._operands, WORKSPACE))}
         #: (words of a block, index of the word, index of the address, bytes to add)
         self._places: list[tuple[memoryview, int, int, int]] = []
         #: (function that encodes a map, index of its address, bytes to add)
         self._maps: list[tuple[Callable[[int], int], int, int]] = []
         #: alpha or beta -> (block, offset, type) of its places.
         self._scalars: dict[str, list[tuple[_Block, int, str]]] = {name: [] for name in scalars}
-        for launch, function, block in zip(row.launches, functions, self._blocks, strict=True):
+        for launch, function, block in zip(launches, functions, self._blocks, strict=True):
             own = driver.values(function)
             for fill in launch.fills:
                 self._place(fill, block, order, own)
         self.set_scalars(**scalars)
         self._bound: list[Bound] = [
             driver.bind(function, launch, block.address)
-            for function, launch, block in zip(functions, row.launches, self._blocks, strict=True)
+            for function, launch, block in zip(functions, launches, self._blocks, strict=True)
         ]
         self._runs: list[Callable[[], int]] = [bound.run for bound in self._bound]
         self._stream, self._workspace = 0, -1
@@ -183,8 +207,8 @@ class PreparedLaunch:
                 raise self.failure(status)
 
     def _patch(self, workspace: int, addresses: tuple[int, ...]) -> None:
-        if len(addresses) != len(self._row.operands):
-            names = ", ".join(self._row.operands)
+        if len(addresses) != len(self._operands):
+            names = ", ".join(self._operands)
             raise LaunchError(f"{len(addresses)} addresses; the operands are {names}")
         values = (*addresses, workspace)
         for words, index, which, plus in self._places:
@@ -231,6 +255,16 @@ class _Block:
         """Writes a number of a C type."""
         number = value if kind in ("float", "double") else int(value)
         struct.pack_into("<" + FORMATS[kind], self.memory, self.start + offset, number)
+
+
+def _check_addresses(addresses: Sequence[int], operands: Mapping[str, Operand]) -> None:
+    if len(addresses) != len(operands):
+        raise LaunchError(f"{len(addresses)} addresses; the operands are {', '.join(operands)}")
+    for address, one in zip(addresses, operands.values(), strict=True):
+        if address == 0 or address % one.alignment:
+            raise LaunchError(
+                f"{one.name} is at {address:#x}; it must be at a multiple of {one.alignment} bytes"
+            )
 
 
 def _version(number: int) -> str:

@@ -14,8 +14,15 @@ from typing import Any
 
 from gemmtune.errors import ProblemError
 from gemmtune.grouping import check_groups, grouping
-from gemmtune.values import check_size, one_of
-from gemmtune.weights import ACTIVATION_TYPES, FP4, check_weights, is_weight, weight_scale_dtypes
+from gemmtune.values import check_flag, check_size, one_of
+from gemmtune.weights import (
+    ACTIVATION_TYPES,
+    FP4,
+    check_weights,
+    is_weight,
+    prepacking,
+    weight_scale_dtypes,
+)
 
 #: The fields of a canonical problem, in the order of a key.
 FIELDS = (
@@ -23,10 +30,10 @@ FIELDS = (
     "stride_a", "stride_b", "stride_c", "stride_d", "dtype_a", "dtype_b", "dtype_c", "dtype_d",
     "compute", "alpha", "beta", "activation", "bias", "bias_axis",
     "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation", "zero_a",
-    "groups", "routing",
+    "groups", "routing", "prepacked",
 )  # fmt: skip
 #: Fields that a document leaves out at the value that most problems have.
-OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": "none"}
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none", "groups": 0, "routing": "none", "prepacked": False}
 #: Values of FIELDS.
 Key = tuple[Any, ...]
 
@@ -93,8 +100,9 @@ def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:
     compute; alpha, beta (numbers); activation; bias (its dtype), bias_axis ("n": one value per column, the
     default; "m"); scale_a, scale_b, scale_d, scale_dtype; alignment (bytes, of every address);
     fast_accumulation; zero_b (the zero point of quantised weights); groups, routing (a grouped product: B is
-    so many weight matrices; "uniform", the default, "skewed" or the counts of A's rows). The dtype "tf32" is
-    fp32 storage, computed in tf32. Raises ProblemError."""
+    so many weight matrices; "uniform", the default, "skewed" or the counts of A's rows); prepacked (quantised
+    weights are packed once, at load, into a layout of the solution's). The dtype "tf32" is fp32 storage,
+    computed in tf32. Raises ProblemError."""
     return key(from_row_major(m=m, n=n, k=k, dtype_a=dtype_a, **arguments))
 
 
@@ -166,7 +174,7 @@ def from_column_major(
     activation: str = "none", bias: str | None = None, bias_axis: str | None = None,
     scale_a: str = "none", scale_b: str = "none", scale_d: str = "none", scale_dtype: str | None = None,
     alignment: int = 16, fast_accumulation: bool = False, zero_a: str = "none", zero_b: str = "none",
-    groups: int = 0, routing: str | Sequence[int] | None = None,
+    groups: int = 0, routing: str | Sequence[int] | None = None, prepacked: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4,
     uint4, int8, fp4_e2m1 or fp8_e4m3 beside a B of bf16 or fp16 is a quantised weight matrix. Raises
@@ -211,7 +219,7 @@ def from_column_major(
         "scale_dtype": ("fp8_e8m0" if a == FP4 else "fp32") if scale_dtype is None else scale_dtype,
         "alignment": alignment, "fast_accumulation": fast_accumulation,
         **({} if zero_a == "none" else {"zero_a": zero_a}),
-        **grouping(groups, routing),
+        **grouping(groups, routing), **prepacking(prepacked),
     }  # fmt: skip
     _check_values(problem)
     _normalise(problem)
@@ -233,10 +241,7 @@ def _check_values(p: Mapping[str, Any]) -> None:
         one_of(p["dtype_c"], "dtype_c", _OUTPUTS[a], f" for {a} inputs")
     if a != p["dtype_b"] and not (a in _FP8 and p["dtype_b"] in _FP8):
         raise ProblemError(f"one input is {a}, one {p['dtype_b']}: only 8-bit floats may mix", "dtype_b")
-    if not isinstance(p["fast_accumulation"], bool):
-        raise ProblemError(
-            f"fast_accumulation must be true or false, not {p['fast_accumulation']!r}", "fast_accumulation"
-        )
+    check_flag(p["fast_accumulation"], "fast_accumulation")
     if p["fast_accumulation"] and a not in _FP8:
         raise ProblemError(f"fast_accumulation applies to 8-bit floats, not {a}", "fast_accumulation")
     if p["bias"] is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gemmtune.checked import Checked
-from gemmtune.description import LaunchDescription, read_launch
+from gemmtune.description import PARALLEL, LaunchDescription, read_launch
 from gemmtune.problem import DTYPES, FIELDS, OPTIONAL, Key, key
 
 #: Vendor -> the call by which its launches were measured.
@@ -15,6 +15,9 @@ LAUNCHED_BY = {"cuda": "cuLaunchKernelEx", "hip": "hipModuleLaunchKernel", "cpu"
 #: Bounds that no real problem exceeds: elements of an operand, bytes of a workspace, launches of a row.
 _MOST_ELEMENTS, _MOST_WORKSPACE, _MOST_LAUNCHES = 2**49, 2**40, 64
 _MOST_ALIGNMENT = 4096
+#: The packed copy of weights among the operands; the longest name of a layout.
+PACKED = "packed"
+_MOST_LAYOUT = 200
 
 
 class Binaries(Protocol):
@@ -52,6 +55,19 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """A packed copy of the weights, which a row's launches read in place of them. `layout` names where every
+    byte of it lies: copies of one layout and one problem's weights are equal, whichever row packed them.
+    `launch` writes the copy, once, from the addresses of `operands`, in their order."""
+
+    layout: str
+    bytes: int
+    alignment: int
+    operands: Mapping[str, Operand]
+    launch: LaunchDescription = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Solution:
     """The kernel: its family with its parameters, and an id that is stable across machines."""
 
@@ -83,7 +99,8 @@ class Verdict:
 class Row:
     """One problem, its fastest kernel of our own, and the verdict. `operands` are in the order in which a
     launch takes their addresses; the workspace is in bytes. `canonical` is the problem in column-major terms,
-    `wire` as people write it. `deterministic` is None where it is not known."""
+    `wire` as people write it. `deterministic` is None where it is not known. `packing`: the packed copy that
+    is the operand "packed", None for launches that read weights as they are stored."""
 
     problem_id: str
     wire: Mapping[str, Any]
@@ -99,11 +116,17 @@ class Row:
     launched_by: str
     launches: tuple[LaunchDescription, ...] = field(repr=False)
     bundle: Binaries = field(repr=False)
+    packing: Packing | None = None
 
     @property
     def speedup(self) -> float:
         """The middle of the verdict's interval."""
         return self.verdict.speedup[1]
+
+    @property
+    def all_launches(self) -> tuple[LaunchDescription, ...]:
+        """The launches, and the one that packs the weights where there is one."""
+        return self.launches if self.packing is None else (*self.launches, self.packing.launch)
 
 
 def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
@@ -115,10 +138,7 @@ def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
         raise problem.fail("canonical", f"has other fields than a problem: {', '.join(odd)[:200]}")
     if any(isinstance(value, (dict, list)) for value in canonical.values()):
         raise problem.fail("canonical", "must have plain values")
-    operands = {
-        name: _operand(name, Checked(values, f"{found.place('operands')}.{name}"))
-        for name, values in found.mapping("operands").items()
-    }
+    operands = _operands(found)
     workspace = found.object("workspace")
     return Row(
         problem_id=problem.text("id"),
@@ -138,7 +158,43 @@ def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
         launched_by=found.one_of("launched_by", (LAUNCHED_BY[vendor],)),
         launches=_launches(found, vendor, operands),
         bundle=bundle,
+        packing=_packing(found, vendor, operands, canonical),
     )  # fmt: skip
+
+
+def _packing(
+    found: Checked, vendor: str, operands: Mapping[str, Operand], canonical: Mapping[str, Any]
+) -> Packing | None:
+    """What the row says of its packed copy. The product reads the copy that is packed, and of what was packed
+    nothing else."""
+    if found.get("packing") is None:
+        if PACKED in operands:
+            raise found.fail("operands", f"has {PACKED!r}, and the row has no packing, which writes it")
+        return None
+    one = found.object("packing")
+    if canonical.get("prepacked") is not True:
+        raise found.fail("packing", "is of a problem that does not allow prepacked weights")
+    size = one.whole("bytes", 1, _MOST_WORKSPACE)
+    alignment = one.whole("alignment", 1, _MOST_ALIGNMENT)
+    stored = _operands(one)
+    for place, these in ((found, operands), (one, stored)):
+        copy = these.get(PACKED)
+        if copy is None or (copy.bytes, copy.alignment) != (size, alignment):
+            raise place.fail("operands", f"has no {PACKED!r} of {size} bytes, aligned to {alignment}")
+    if both := sorted((set(operands) & set(stored)) - {PACKED}):
+        raise one.fail("operands", f"has {both[0][:80]!r}, which the row's launches read too")
+    launch = read_launch(one.object("launch"), vendor, stored)
+    fills = {fill.name for fill in launch.fills}
+    if PACKED not in fills or not fills - {PARALLEL} <= set(stored):
+        raise one.fail("launch", f"must take {PACKED!r} and other operands alone, not {sorted(fills)}"[:200])
+    return Packing(one.text("layout", _MOST_LAYOUT), size, alignment, stored, launch)
+
+
+def _operands(found: Checked) -> Mapping[str, Operand]:
+    return {
+        name: _operand(name, Checked(values, f"{found.place('operands')}.{name}"))
+        for name, values in found.mapping("operands").items()
+    }
 
 
 def _launches(found: Checked, vendor: str, operands: Mapping[str, Operand]) -> tuple[LaunchDescription, ...]:

@@ -15,6 +15,12 @@ def check_size(value: object, name: str, most: int, least: int = 1) -> None:
         raise ProblemError(f"{name} must be between {least} and {most}, not {value}", name)
 
 
+def check_flag(value: object, name: str) -> None:
+    """Raises ProblemError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ProblemError(f"{name} must be true or false, not {value!r}", name)
+
+
 def one_of(value: object, name: str, known: Iterable[object], where: str = "") -> None:
     """Raises ProblemError unless `value` is one of `known`, of the same type."""
     for one in known:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmtune.errors import ProblemError
-from gemmtune.values import one_of
+from gemmtune.values import check_flag, one_of
 
 #: OCP's 4-bit float, the elements of MXFP4; the 8-bit float of weights; the types of weights, and of the
 #: activations beside them.
@@ -39,10 +39,17 @@ def weight_scale_dtypes(p: Mapping[str, Any]) -> tuple[str, ...]:
     return ("fp8_e8m0",)
 
 
+def prepacking(prepacked: bool) -> dict[str, Any]:
+    """The field of a product whose weights are packed at load; none where they are read as stored."""
+    check_flag(prepacked, "prepacked")
+    return {"prepacked": True} if prepacked else {}
+
+
 def check_weights(p: Mapping[str, Any]) -> None:
     """Checks what only quantised weights have, and that nothing else has it."""
     zero, kind, scale = p.get("zero_a", "none"), p["dtype_a"], p["scale_a"]
     one_of(zero, "zero_a", ZEROS)
+    _check_prepacked(p)
     if not is_weight(kind, p["dtype_b"]):
         if zero != "none":
             raise ProblemError(f"zero_a {zero} is of quantised weights, not of {kind}", "zero_a")
@@ -74,3 +81,10 @@ def check_weights(p: Mapping[str, Any]) -> None:
         )
     if zero == "uint4" and p["m"] % 8:
         raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
+
+
+def _check_prepacked(p: Mapping[str, Any]) -> None:
+    if p.get("prepacked") and not is_weight(p["dtype_a"], p["dtype_b"]):
+        raise ProblemError(f"prepacked true is of quantised weights, not of {p['dtype_a']}", "prepacked")
+    if p.get("prepacked") and p.get("groups"):
+        raise ProblemError("prepacked true: weights of groups are read as they are stored", "prepacked")

@@ -13,7 +13,8 @@ from gemmtune.problem import from_column_major, from_row_major, output_type, ren
 from gemmtune.weights import GROUPS
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
-          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing")  # fmt: skip
+          "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing",
+          "prepacked")  # fmt: skip
 FIELDS = (
     *_PLAIN, "dtype", "dtype_a", "trans_a", "trans_b", "epilogue", "scaling", "strides", "layout",
 )  # fmt: skip

@@ -44,7 +44,17 @@ from service.commands.common import (
 )
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
+from service.commands.weights import (
+    DtypeB,
+    DtypeD,
+    Prepacked,
+    ScaleA,
+    ScaleB,
+    ScaleD,
+    ScaleDtype,
+    ZeroB,
+    scaling_of,
+)
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
 from service.formats.core.reading import told
@@ -74,6 +84,7 @@ def best(
     scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
+    prepacked: Prepacked = False,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
@@ -100,7 +111,7 @@ def best(
         "compute": compute,
         "batch": batch, "trans_a": trans_a or None, "trans_b": trans_b or None, "beta": beta,
         "epilogue": epilogue, "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b),
-        "groups": groups, "routing": routing_of(routing),
+        "groups": groups, "routing": routing_of(routing), "prepacked": prepacked or None,
     }  # fmt: skip
     wire = {name: value for name, value in fields.items() if value is not None}
     limit = workspace_limit(max_workspace)

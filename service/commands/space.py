@@ -18,7 +18,17 @@ from service import report
 from service.commands.common import Index, Json, OwnDevice, out, print_json
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
+from service.commands.weights import (
+    DtypeB,
+    DtypeD,
+    Prepacked,
+    ScaleA,
+    ScaleB,
+    ScaleD,
+    ScaleDtype,
+    ZeroB,
+    scaling_of,
+)
 from service.settings import Settings
 from tuners.space_sizes import SECONDS, SpaceSize, on_arch, on_device
 
@@ -34,6 +44,7 @@ def space(
     scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
+    prepacked: Prepacked = False,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
@@ -70,7 +81,7 @@ def space(
         "batch": batch, "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb,
         "ldc": ldc, "beta": beta, "epilogue": epilogue,
         "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b), "groups": groups,
-        "routing": routing_of(routing),
+        "routing": routing_of(routing), "prepacked": prepacked or None,
     }  # fmt: skip
     problem = problem_from_wire({name: value for name, value in given.items() if value is not None})
     notes: Sequence[str] = ()

@@ -44,7 +44,17 @@ from service.commands.common import (
 )
 from service.commands.grouping import Groups, Routing
 from service.commands.grouping import routing as routing_of
-from service.commands.weights import DtypeB, DtypeD, ScaleA, ScaleB, ScaleD, ScaleDtype, ZeroB, scaling_of
+from service.commands.weights import (
+    DtypeB,
+    DtypeD,
+    Prepacked,
+    ScaleA,
+    ScaleB,
+    ScaleD,
+    ScaleDtype,
+    ZeroB,
+    scaling_of,
+)
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
 from tuners.budget import Search
@@ -71,6 +81,7 @@ def tune(
     scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
+    prepacked: Prepacked = False,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
@@ -154,7 +165,7 @@ def tune(
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
         "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b), "groups": groups,
-        "routing": routing_of(routing),
+        "routing": routing_of(routing), "prepacked": prepacked or None,
     }  # fmt: skip
     fields = {name: value for name, value in one.items() if value is not None}
     experts = expert_options(ep, hidden_size, top_k)

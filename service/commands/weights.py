@@ -34,6 +34,14 @@ ScaleDtype = Annotated[
 ]
 ZeroB = Annotated[str | None, typer.Option(help=f"Zero point of uint4 weights: {', '.join(ZEROS)}.")]
 
+Prepacked = Annotated[
+    bool,
+    typer.Option(
+        "--prepacked",
+        help="The program packs quantised weights once, at load, into the layout that the solution names.",
+    ),
+]
+
 
 def scaling_of(a: str | None, b: str | None, d: str | None, dtype: str | None, zero: str | None) -> Any:
     """The `scaling` of a problem's wire form; None if no option was given."""

@@ -203,6 +203,7 @@ def best_parameters() -> list[dict[str, Any]]:
             "Bytes that addresses are multiples of.",
         ),
         "fast_accumulation": (_BOOL, "Of 8-bit floats."),
+        "prepacked": (_BOOL, "Quantised weights are packed once, at load, as the solution says."),
         "device": (_TEXT, "A device selector; without it the only class that can be meant."),
         "policy": (_TEXT, "A measurement policy's id; or give mode and cache."),
         "mode": (

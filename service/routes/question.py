@@ -103,7 +103,7 @@ _FIELDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("epilogue", "scaling"), _name_or_object),
     "strides": _object,
     "routing": _routing,
-    "fast_accumulation": _bool,
+    **dict.fromkeys(("fast_accumulation", "prepacked"), _bool),
 }
 
 

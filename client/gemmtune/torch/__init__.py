@@ -12,6 +12,7 @@
     gemmtune.torch.grouped_mm_w4a16(x, weight, scales, offs)
                                                        grouped products by 4-bit weights
     gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
+    gemmtune.torch.prepack_w4a16(weight, scales)       packed at load, in the layout that rows want
     gemmtune.torch.linear_w8a8(x, w, scale_x, scale_w) int8 or 8-bit floats on both sides, with what follows
 
 torch.compile uses the rows of a table that is in use.
@@ -48,8 +49,9 @@ from gemmtune.torch.quantised.adapters import (
     from_torchao,
 )
 from gemmtune.torch.quantised.form import WeightError
-from gemmtune.torch.quantised.modules import QuantizedLinear, quantize_model
+from gemmtune.torch.quantised.modules import QuantizedLinear, prepack_model, quantize_model
 from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.prepack import PackedWeight, prepack_w4a16, prepack_w8a16
 from gemmtune.torch.quantised.quantise import quantize
 from gemmtune.torch.quantised.scaled_operators import linear_w8a8, scaled_mm
 from gemmtune.torch.quantised.stored import (
@@ -75,11 +77,12 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied", "Enabled", "GroupError", "QuantizedExperts", "QuantizedLinear", "QuantizedWeight",
-    "Recording", "Report", "ServingError", "WeightError", "apply", "build_extension", "compile_pass",
-    "enable", "experts_from_gpt_oss", "experts_from_mxfp4", "from_awq", "from_compressed_tensors",
-    "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao", "grouped_mm",
-    "grouped_mm_w4a16", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4", "pack_zeros",
-    "quantize", "quantize_experts", "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm",
-    "stack_experts", "unpack_int4", "unpack_zeros", "use_moe",
+    "Applied", "Enabled", "GroupError", "PackedWeight", "QuantizedExperts", "QuantizedLinear",
+    "QuantizedWeight", "Recording", "Report", "ServingError", "WeightError", "apply", "build_extension",
+    "compile_pass", "enable", "experts_from_gpt_oss", "experts_from_mxfp4", "from_awq",
+    "from_compressed_tensors", "from_gptq", "from_mxfp4", "from_stored", "from_tinygemm", "from_torchao",
+    "grouped_mm", "grouped_mm_w4a16", "linear_w4a16", "linear_w8a8", "linear_w8a16", "moe", "pack_int4",
+    "pack_zeros", "prepack_model", "prepack_w4a16", "prepack_w8a16", "quantize", "quantize_experts",
+    "quantize_model", "record", "report", "scaled_grouped_mm", "scaled_mm", "stack_experts",
+    "unpack_int4", "unpack_zeros", "use_moe",
 ]  # fmt: skip

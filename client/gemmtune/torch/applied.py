@@ -19,6 +19,7 @@ from gemmtune.torch.layouts import Product
 from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
 from gemmtune.torch.quantised.fuse import WeightGroup, weight_groups
 from gemmtune.torch.quantised.modules import QuantizedLinear
+from gemmtune.torch.quantised.products import is_of
 from gemmtune.torch.race import race_rows
 from gemmtune.torch.served import LinearKey, Served
 from gemmtune.torch.tuned_row import TunedRow
@@ -230,7 +231,7 @@ def _weight_rows(module: Any, served: Served) -> list[TunedRow]:
     """The rows of a QuantizedLinear, for activations of either type."""
     form, bias = module.quantized_weight.form, module.bias is not None
     every = served.weights.items()
-    return [row for key, rows in every if (key[0], key[2]) == (form, bias) for row in rows.values()]
+    return [row for key, rows in every if is_of(key, form, bias) for row in rows.values()]
 
 
 def _indices(model: Any, served: Served) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.errors import LaunchError
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import products as grouped
 from gemmtune.torch.grouped import scaled as scaled_grouped
@@ -27,6 +28,7 @@ from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.quantised import scaled
+from gemmtune.torch.quantised.prepack import with_copy
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -124,6 +126,7 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
     p = row.product
     if isinstance(p, quantised.WeightProduct):
         calls = [quantised.torch_call(p, one) for one in sets]
+        sets = _with_copies(row, sets)
     elif isinstance(p, scaled.ScaledProduct):
         calls = [scaled.torch_call(p, one) for one in sets]
     elif isinstance(p, grouped.GroupedProduct):
@@ -148,6 +151,15 @@ def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Call
             call()
 
     return ours, theirs
+
+
+def _with_copies(row: TunedRow, sets: Sequence[Any]) -> Sequence[Any]:
+    """Operands with the packed copies that the row reads, whose packing is not part of the time."""
+    try:
+        return [with_copy(row, one) for one in sets]
+    except LaunchError as error:
+        row.retire(error)
+        raise _NotLaunched from error
 
 
 def timed_on_cpu(row: TunedRow, sets: Sequence[Any]) -> float:

@@ -20,6 +20,7 @@ from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
+from gemmtune.torch.quantised.products import WeightProduct
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,17 +33,19 @@ class Recording:
 
     Calls under a graph's capture run once for each replay, which Python does not see: they count as `replays`
     calls. With `fuse`, the siblings of `model` that could be one product are recorded as that, in addition.
+    With `prepacked`, products by quantised weights are recorded as those of a program that packs its weights.
     """
 
     def __init__(
-        self, device_type: str = "cuda", replays: int = 1, model: Any = None, fuse: bool = False
-    ) -> None:
+        self, device_type: str = "cuda", replays: int = 1, model: Any = None, fuse: bool = False,
+        prepacked: bool = False,
+    ) -> None:  # fmt: skip
         if replays < 1:
             raise ServingError(f"replays must be at least 1, not {replays}")
         if fuse and model is None:
             raise ServingError("fuse=True records a model's siblings: give model=")
         self._type, self._replays = device_type, replays
-        self._model = model if fuse else None
+        self._model, self._prepacked = model if fuse else None, prepacked
         self._calls: Counter[AnyProduct] = Counter()
         self._lock = threading.Lock()
         self._override: override.Override | None = None
@@ -83,6 +86,8 @@ class Recording:
         """See Watcher."""
         if device_type != self._type:
             return
+        if self._prepacked and isinstance(product, WeightProduct):
+            product = product._replace(prepacked=True)
         captured = device_type == "cuda" and torch.cuda.is_current_stream_capturing()
         with self._lock:
             self._calls[product] += self._replays if captured else 1
@@ -152,8 +157,9 @@ class _Siblings:
 
 
 def record(
-    device_type: str = "cuda", *, replays: int = 1, model: Any = None, fuse: bool = False
-) -> Recording:
+    device_type: str = "cuda", *, replays: int = 1, model: Any = None, fuse: bool = False,
+    prepacked: bool = False,
+) -> Recording:  # fmt: skip
     """Records the products that run on a kind of device ("cuda" or "cpu"), with or without a table in use.
 
         with gemmtune.torch.record(replays=1000) as recording:
@@ -162,5 +168,7 @@ def record(
 
     replays: how often a captured graph is replayed, for the weight of what is seen at its capture. model,
     fuse: also record q, k and v, and gate and up, as the one product that apply(fuse=True) makes of them.
+    prepacked: linear_w4a16 and linear_w8a16 are recorded with `prepacked`, so that solutions may name a
+    layout for prepack_w4a16; a call that has a packed copy is always recorded so.
     Products inside graphs that torch.compile's C++ wrapper runs are not seen."""
-    return Recording(device_type, replays, model, fuse)
+    return Recording(device_type, replays, model, fuse, prepacked)

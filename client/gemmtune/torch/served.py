@@ -68,10 +68,10 @@ class Served:
 
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
-    quantised weights, the activations' type, bias -> M -> row. `scaled`: all but M of a product of 8-bit
-    operands with scales -> M -> row. `grouped`: groups, N, K, the type -> M -> row.
-    `scaled_grouped`: groups, N, K, the scales, the output's type -> M -> row. `grouped_weights`: groups, the
-    form of each group's weights, the rows' type -> M -> row.
+    quantised weights, the activations' type, bias, prepacked -> M -> row; `layouts`: that form -> the layouts
+    that rows read -> bytes. `scaled`: all but M of a product of 8-bit operands with scales -> M -> row.
+    `grouped`: groups, N, K, the type -> M -> row. `scaled_grouped`: groups, N, K, the scales, the output's
+    type -> M -> row. `grouped_weights`: groups, the form of each group's weights, the rows' type -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -86,6 +86,7 @@ class Served:
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
+        self.layouts: quantised.Layouts = {}
         self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
         self.scaled_grouped: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
@@ -159,6 +160,7 @@ class Served:
         self.products.update(products)
         # Another thread may be iterating over these.
         self.weights, self.scaled, self.grouped = weights, scaled, groups
+        self.layouts = quantised.layouts_of(rows)
         self.scaled_grouped, self.grouped_weights = scaled_groups, weight_groups
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
@@ -254,7 +256,7 @@ class Served:
             binaries = {
                 (index, digest): kernel.row.bundle.size(digest)
                 for (_, _, index), kernel in self._kernels.items()
-                for launch in kernel.row.launches
+                for launch in kernel.row.all_launches
                 for digest in (launch.binary, launch.runtime)
                 if digest is not None
             }

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gemmtune.row import Row
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
-#: second operand.
-ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "offsets")
+#: second operand. A packed copy of weights stands in the place of a.
+ORDER = ("packed", "a", "b", "d", "c", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "offsets")
 
 
 class Owner(Protocol):
@@ -51,8 +51,8 @@ class TunedRow:
 
     __slots__ = (
         "_blocks", "_live", "_local", "_permutation", "_prepared", "_served", "alignment_mask",
-        "deterministic", "fp32", "native", "on_gpu", "pending", "product", "row", "runtime", "weaker",
-        "workspace_alignment", "workspace_bytes",
+        "deterministic", "fp32", "layout", "native", "on_gpu", "packed_bytes", "pending", "product", "row",
+        "runtime", "weaker", "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, served: Owner, row: Row, product: AnyProduct) -> None:
@@ -64,6 +64,9 @@ class TunedRow:
         canonical: Mapping[str, Any] = row.canonical
         self.alignment_mask = int(canonical["alignment"]) - 1
         self.deterministic = row.deterministic is True
+        #: The layout of the packed copy that a launch reads, and its bytes; None and 0 for weights as stored.
+        self.layout = None if row.packing is None else row.packing.layout
+        self.packed_bytes = 0 if row.packing is None else row.packing.bytes
         #: Whether torch's setting of fp32 products decides if the row applies.
         self.fp32 = product.dtype == torch.float32
         #: Whether a race has to decide first if the row is faster than torch here.
@@ -142,6 +145,20 @@ class TunedRow:
             self.retire(error)
             return False
         return True
+
+    def pack(self, index: int, addresses: Mapping[str, int]) -> None:
+        """Packs weights on torch's current stream of device `index`: the addresses of the stored tensors (a,
+        scale_a, zero_a) and of the copy (packed). Raises LaunchError."""
+        kernel = self._served.kernel(self.row, index)
+        if kernel is None:
+            raise LaunchError(
+                f"the kernel of {self.name} cannot be loaded now: the device is of another class than the "
+                "table's, or a graph is being captured; pack weights before that"
+            )
+        given = tuple(addresses[name] for name in kernel.packing_operands)
+        kernel.check_packing(given)
+        with self.runtime.guard(index):
+            kernel.prepare_packing()(self.runtime.stream(index), 0, given)
 
     def forget(self) -> None:
         """Loads again at the next launch: kernels stay with the process that loaded them."""

@@ -43,6 +43,8 @@ def problem_fields(problem: GemmProblem) -> dict[str, Any]:
         found["zero_a"] = problem.zero_a
     if problem.groups:
         found |= {"groups": problem.groups, "routing": problem.routing}
+    if problem.prepacked:
+        found["prepacked"] = True
     return found
 
 
@@ -76,6 +78,8 @@ def problem_wire(p: GemmProblem) -> dict[str, Any]:
         out["scaling"] = {"a": p.scale_b, "b": p.scale_a, "d": p.scale_d, "dtype": p.scale_dtype}
         if p.zero_a != "none":
             out["scaling"]["zero_b"] = p.zero_a
+    if p.prepacked:
+        out["prepacked"] = True
     if alpha != 1.0:
         out["alpha"] = alpha
     if beta != 0.0:

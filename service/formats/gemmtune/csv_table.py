@@ -330,6 +330,8 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
             fault = "the table has no column for zero points; JSON has"
         if fault is None and row.problem.groups:
             fault = "the table has no column for groups; JSON has"
+        if fault is None and row.problem.prepacked:
+            fault = "the table has no column for prepacked weights; JSON has"
         if fault is not None:
             report.omit(fault, row.problem)
             continue

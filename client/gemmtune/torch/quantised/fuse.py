@@ -11,7 +11,8 @@ from gemmtune.torch.products import intercepted
 from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.quantised.modules import QuantizedLinear, share
 from gemmtune.torch.quantised.operators import MOST_ADDED, by_row, smallest
-from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.quantised.prepack import chain, tables
+from gemmtune.torch.quantised.products import WeightProduct, is_of
 from gemmtune.torch.served import Served
 from gemmtune.torch.siblings import MOST_WASTED, SIBLINGS, Merged, Siblings, merge
 from gemmtune.torch.tuned_row import TunedRow
@@ -27,8 +28,15 @@ def weight_groups(model: Any, served: Served) -> Iterator[list[QuantizedLinear]]
             found: list[Any] = [children.get(name) for name in names]
             if all(type(one) is QuantizedLinear for one in found) and _mergeable(found):
                 form, bias = _merged_form(found), found[0].bias is not None
-                if any(rows for key, rows in served.weights.items() if (key[0], key[2]) == (form, bias)):
+                if any(_merged_rows(served, form, bias)):
                     yield found
+
+
+def _merged_rows(served: Served, form: Form, bias: bool) -> Iterator[TunedRow]:
+    """The rows of a merged group: those that read weights as they are stored, of which it has no copy."""
+    for key, rows in served.weights.items():
+        if is_of(key, form, bias):
+            yield from (row for first in rows.values() for row in chain(first) if row.layout is None)
 
 
 def _merged_form(modules: Sequence[QuantizedLinear]) -> Form:
@@ -37,6 +45,8 @@ def _merged_form(modules: Sequence[QuantizedLinear]) -> Form:
 
 
 def _mergeable(modules: Sequence[QuantizedLinear]) -> bool:
+    if any(one.packed is not None for one in modules):  # each reads its own copy
+        return False
     forms = [one.quantized_weight.form for one in modules]
     if len({one._replace(n=0) for one in forms}) != 1 or forms[0].groups == 0:
         return False
@@ -78,9 +88,7 @@ class WeightGroup(Siblings):
 
     def tuned(self) -> list[TunedRow]:
         """See Siblings."""
-        has = self.has_bias
-        every = self._served.weights.items()
-        return [row for key, rows in every if (key[0], key[2]) == (self._form, has) for row in rows.values()]
+        return list(_merged_rows(self._served, self._form, self.has_bias))
 
     def _row(self, given: Any) -> TunedRow | None:
         if intercepted():
@@ -103,11 +111,15 @@ class WeightGroup(Siblings):
 
     def row(self, m: int, dtype: Any) -> TunedRow | None:
         """The row of the product of all for M rows of a type; None where the siblings compute alone."""
-        weights, has, most = self._served.weights, self.has_bias, m + MOST_ADDED
-        row = smallest(weights.get((self._form, dtype, has), {}), m, 0, most) if m else None
+        has, most = self.has_bias, m + MOST_ADDED
+
+        def found(form: Form) -> TunedRow | None:
+            return smallest(tables(self._served.weights, (form, dtype, has), False), m, 0, most)
+
+        row = found(self._form) if m else None
         if row is None or self._wasted >= MOST_WASTED:
             return None
-        alone = [smallest(weights.get((one, dtype, has), {}), m, 0, most) for one in self.forms]
+        alone = [found(one) for one in self.forms]
         if all(one is not None for one in alone):
             seconds = sum(one.row.verdict.seconds for one in alone if one is not None)
             if seconds <= row.row.verdict.seconds:

@@ -110,11 +110,14 @@ def _linear(node: Any) -> _Linear | None:
     if node.op != "call_function" or node.kwargs:
         return None
     if node.target is operators.W4A16:
-        x, weight, scales, zeros, group_size, zero_point, bias = node.args
+        x, weight, scales, zeros, group_size, zero_point, bias, *packed = node.args
         bits = 4
     elif node.target is operators.W8A16:
-        (x, weight, scales, group_size, bias), zeros, zero_point, bits = node.args, None, None, 8
+        x, weight, scales, group_size, bias, *packed = node.args
+        zeros, zero_point, bits = None, None, 8
     else:
+        return None
+    if any(one is not None for one in packed):  # a copy of these weights alone
         return None
     tensors = weight, scales, zeros, bias
     if any(one is not None and one.op not in _GIVEN for one in tensors):

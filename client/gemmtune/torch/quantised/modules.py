@@ -10,11 +10,14 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from gemmtune.torch.quantised import operators
 from gemmtune.torch.quantised.form import WeightError
-from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.prepack import prepacked
 from gemmtune.torch.quantised.quantise import quantize
 from gemmtune.torch.quantised.stored import QuantizedWeight
 
+#: The operators, which the module calls with its buffers as they are.
+_OPERATORS = operators.NAMESPACE
 #: Modules that quantize_model() leaves as they are: output layers, which lose most by it.
 KEPT = ("lm_head",)
 
@@ -40,7 +43,12 @@ def share(module: QuantizedLinear, group: SharedInput | None) -> None:
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
     """F.linear by quantised weights, with the rows of the table in use. The weights are buffers `weight`,
-    `scales` and `zeros` in the stored form, which every kernel reads as it is: nothing is prepacked."""
+    `scales` and `zeros` in the stored form. prepack() adds `packed`, a copy in the layout `layout` for rows
+    that want one: it is in no state_dict, pickle or copy of the module, and is dropped when weights are
+    loaded or moved. The module then computes by the stored weights until prepack() is called again."""
+
+    packed: Any
+    layout: str | None
 
     def __init__(self, weight: QuantizedWeight, bias: Any = None) -> None:
         super().__init__()
@@ -51,6 +59,8 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         self.register_buffer("weight", weight.data)
         self.register_buffer("scales", weight.scales)
         self.register_buffer("zeros", weight.zeros)
+        self.register_buffer("packed", None, persistent=False)
+        self.layout = None
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
@@ -65,35 +75,73 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         """The weights in the stored form."""
         return QuantizedWeight(self.weight, self.scales, self.zeros, self.zero_point, self.group_size)
 
+    def prepack(self, dtype: Any = None) -> bool:
+        """Packs the weights for the table in use, as prepack_w4a16() says, in the place of an older copy;
+        whether there is one now: rows may all read weights as they are stored. dtype: the activations', by
+        default the bias's, else the scales' if these have 16 bits, else bfloat16. Graphs that were captured
+        before read the older copy: capture them again. Raises WeightError, ServingError, LaunchError."""
+        bias = self.bias
+        if dtype is None:
+            found = self.scales.dtype if bias is None else bias.dtype
+            dtype = found if found in (torch.bfloat16, torch.float16) else torch.bfloat16
+        form, zeros = self.quantized_weight.form, self.zeros
+        made = prepacked(form, self.weight, self.scales, zeros, dtype, bias is not None)
+        self.packed, self.layout = (None, None) if made is None else (made.data, made.layout)
+        return made is not None
+
+    def drop_packed(self) -> None:
+        """Computes by the stored weights from now on, and frees the packed copy."""
+        self.packed, self.layout = None, None
+
     def forward(self, input: Any) -> Any:  # noqa: A002
         """[..., in_features] to [..., out_features]."""
-        if _GROUPS and not is_compiling():
+        if _GROUPS and self.packed is None and not is_compiling():
             group = _GROUPS.get(self)
             found = None if group is None or type(input) is not torch.Tensor else group.take(self, input)
             if found is not None:
                 return found
+        size, bias = self.group_size, self.bias
+        copy = () if self.packed is None else (self.packed, self.layout)
         if self.bits == 8:
-            return linear_w8a16(input, self.weight, self.scales, self.group_size, self.bias)
-        return linear_w4a16(
-            input,
-            self.weight,
-            self.scales,
-            self.zeros,
-            self.group_size,
-            self.bias,
-            zero_point=self.zero_point,
+            return _OPERATORS.linear_w8a16(input, self.weight, self.scales, size, bias, *copy)
+        return _OPERATORS.linear_w4a16(
+            input, self.weight, self.scales, self.zeros, size, self.zero_point, bias, *copy
         )
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """Moves to a device as every module does. Weights of 8-bit floats, scales and zero points keep their
-        type, which is part of the weights' meaning: half() and bfloat16() would convert them."""
+        type, which is part of the weights' meaning: half() and bfloat16() would convert them. A packed copy
+        stays if the weights stay where they are."""
         kept = {name: self._buffers[name] for name in ("weight", "scales", "zeros")}
+        places = [None if one is None else (one.device, one.data_ptr()) for one in kept.values()]
+        copy, layout = self.packed, self.layout
+        self.drop_packed()
         super()._apply(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]
             if before is not None and after.dtype is not before.dtype:
                 self._buffers[name] = before.to(after.device)
+        moved = [self._buffers[name] for name in kept]
+        if places == [None if one is None else (one.device, one.data_ptr()) for one in moved]:
+            self.packed, self.layout = copy, layout
         return self
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        """Loads other weights, of which the packed copy is none."""
+        self.drop_packed()
+        super()._load_from_state_dict(*arguments, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed copy: a copy's memory may lie elsewhere, and a pickle is read beside another
+        table."""
+        return {**vars(self), "_buffers": {**self._buffers, "packed": None}, "layout": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Modules that were pickled before there were packed copies have none."""
+        super().__setstate__(state)
+        if "packed" not in self._buffers:
+            self.register_buffer("packed", None, persistent=False)
+            self.layout = None
 
     def extra_repr(self) -> str:
         """Sizes and form."""
@@ -119,6 +167,13 @@ def quantize_model(
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, QuantizedLinear.from_linear(module, **options))
     return [name for name, _ in chosen]
+
+
+def prepack_model(model: Any, dtype: Any = None) -> list[str]:
+    """Calls prepack() of every QuantizedLinear of a model; the names of those that have a packed copy now.
+    Inside enable() or apply() of the table that will be in use."""
+    modules = [(name, one) for name, one in model.named_modules() if isinstance(one, QuantizedLinear)]
+    return [name for name, one in modules if one.prepack(dtype)]
 
 
 def _try(name: str, module: Any, options: Mapping[str, Any]) -> None:

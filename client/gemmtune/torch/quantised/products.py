@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,24 +15,30 @@ from gemmtune.weights import FP4, FP8, GROUPS, SQUARE, SQUARE_SIDE, WEIGHTS
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
+    from gemmtune.torch.tuned_row import TunedRow
 
 #: Families of what torch runs for quantised weights where nothing is tuned.
 WEIGHT_DEFAULTS = ("torch-weights",)
 #: What a program has of such a product but M: the weights' form, the activations' type, whether there is a
-#: bias.
-WeightKey = tuple[Form, Any, bool]
+#: bias, whether the program lets weights be packed.
+WeightKey = tuple[Form, Any, bool, bool]
 _SCALES: Mapping[int, str] = {size: f"group_{size}" for size in GROUPS.values()}
+#: A weights' form -> the layouts that rows read -> bytes of a packed copy.
+Layouts = dict[Form, dict[str, int]]
 #: K that torch._weight_int4pack_mm wants whole, and the k-tiles that its packing interleaves.
 _WHOLE_K, _K_TILES = 128, 8
 
 
 class WeightProduct(NamedTuple):
-    """D[m,n] = x[m,k] W[n,k]^T + bias by quantised weights, all packed. `extra` is "" or "bias"."""
+    """D[m,n] = x[m,k] W[n,k]^T + bias by quantised weights, without gaps in any operand. `extra` is "" or
+    "bias". `prepacked`: the program packs the weights at load, into the layout that the row names, if it
+    names one; a call without such a copy never takes a row that reads it."""
 
     m: int
     form: Form
     dtype: Any
     extra: str = ""
+    prepacked: bool = False
 
     @property
     def batch(self) -> int:
@@ -57,7 +63,7 @@ class WeightProduct(NamedTuple):
     @property
     def key(self) -> WeightKey:
         """All but M."""
-        return self.form, self.dtype, bool(self.extra)
+        return self.form, self.dtype, bool(self.extra), self.prepacked
 
     @property
     def type_name(self) -> str:
@@ -77,7 +83,24 @@ class WeightProduct(NamedTuple):
             "m": self.m, "n": form.n, "k": form.k, "dtype": NAMES[self.dtype], "dtype_b": form.kind,
             "trans_b": True, "scaling": scaling,
         }  # fmt: skip
-        return found | ({"epilogue": "bias"} if self.extra else {})
+        found |= {"epilogue": "bias"} if self.extra else {}
+        return found | ({"prepacked": True} if self.prepacked else {})
+
+
+def is_of(key: WeightKey, form: Form, bias: bool) -> bool:
+    """Whether a key is that of weights of a form, for activations of either type."""
+    return (key[0], key[2]) == (form, bias)
+
+
+def layouts_of(rows: Iterable[TunedRow]) -> Layouts:
+    """The layouts of packed copies that rows read. Should rows disagree on a copy's bytes, it is the most:
+    none reads beyond that copy's end."""
+    found: Layouts = {}
+    for row in rows:
+        if isinstance(row.product, WeightProduct) and row.layout is not None:
+            sizes = found.setdefault(row.product.form, {})
+            sizes[row.layout] = max(sizes.get(row.layout, 0), row.packed_bytes)
+    return found
 
 
 def of_row(row: Row) -> WeightProduct | None:
@@ -99,7 +122,10 @@ def of_row(row: Row) -> WeightProduct | None:
     if p["bias"] is not None and (p["bias"] != p["dtype_d"] or p["bias_axis"] != "m"):
         return None
     zero = p.get("zero_a", "none")
-    operands = {"a", "b", "d", "scale_a"} | ({"zero_a"} if zero in STORED else set())
+    stored = {"a", "scale_a"} | ({"zero_a"} if zero in STORED else set())
+    operands = {"b", "d"} | (stored if row.packing is None else {"packed"})
+    if row.packing is not None and set(row.packing.operands) != stored | {"packed"}:
+        return None
     if set(row.operands) != operands | (set() if p["bias"] is None else {"bias"}):
         return None
     scale = p["scale_a"]
@@ -107,7 +133,8 @@ def of_row(row: Row) -> WeightProduct | None:
     size = side if side > 1 else GROUPS.get(scale, k)
     groups = {"tensor": 0, "outer": 1}.get(scale, k // size)
     form = Form(n, k, p["dtype_a"], zero, groups, scale_dtype, side)
-    return WeightProduct(m, form, dtype, "" if p["bias"] is None else "bias")
+    extra = "" if p["bias"] is None else "bias"
+    return WeightProduct(m, form, dtype, extra, p.get("prepacked", False))
 
 
 # ---- tensors, for a race -------------------------------------------------------------------------
@@ -115,7 +142,8 @@ def of_row(row: Row) -> WeightProduct | None:
 
 @dataclass(frozen=True)
 class WeightOperands:
-    """Tensors of a product: activations `a`, the stored weights, what else it has, and `out`."""
+    """Tensors of a product: activations `a`, the stored weights, what else it has, and `out`. `packed`: the
+    copy that a row reads in place of the stored weights."""
 
     a: Any
     weight: Any
@@ -123,10 +151,13 @@ class WeightOperands:
     zeros: Any
     bias: Any
     out: Any
+    packed: Any = None
 
     def addresses(self) -> tuple[int, ...]:
         """In the order of TunedRow.launch()."""
-        every = (self.weight, self.a, self.out, self.bias, self.scales, self.zeros)
+        weights = self.weight if self.packed is None else self.packed
+        scaling = (self.scales, self.zeros) if self.packed is None else ()
+        every = (weights, self.a, self.out, self.bias, *scaling)
         return tuple(one.data_ptr() for one in every if one is not None)
 
     @property

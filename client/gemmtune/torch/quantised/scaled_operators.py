@@ -65,7 +65,7 @@ def _by_row(
     for one in (x, weight, scale_x, scale_w, *added.tensors):
         # A scale of one value is read as such, wherever it lies.
         every |= one.data_ptr() if one.numel() > 1 else 0
-    row = smallest(rows, p.m, every, _MOST_PADDED)
+    row = smallest([rows], p.m, every, _MOST_PADDED)
     if row is None:
         return None
     wanted = row.product.m

@@ -76,6 +76,7 @@ export function problem(p) {
       parts.push(Object.values(value).filter((one) => one !== null && one !== "none").join("+"));
     } else parts.push(name.startsWith("dtype") ? `${name.slice(-1)}:${value}` : String(value));
   }
+  if (p.prepacked) parts.push("prepacked");
   if (p.beta != null && p.beta !== 0) parts.push("beta");
   if (p.lda != null || p.ldb != null || p.ldc != null) parts.push("padded");
   return parts.join(" ");
