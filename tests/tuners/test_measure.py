@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from backends.errors import CompilerMissing, DeviceMemoryExceeded
+from backends.errors import CompilerMissing, DeviceMemoryExceeded, LaunchError
 from backends.grouping import ends_of
-from backends.operands import layouts
+from backends.kernels.prepacked import PACKED_ALIGNMENT
+from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_linear, from_mm
 from backends.protocol import Launch, Sample
 from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
+from tests.backends.weight_samples import weights
 from tuners.measure import COLD_CACHES, MAX_LEAD, MAX_SETS, OperandSets, Timer, working_bytes
 from tuners.policy import MeasurementPolicy
 
@@ -343,3 +345,155 @@ def test_what_does_not_fit_is_said_with_its_size() -> None:
 def test_a_device_with_a_reference_needs_less_than_a_host() -> None:
     large = from_mm(32768, 32768, 32768, "bf16")
     assert working_bytes(large, device_reference=True) < working_bytes(large, device_reference=False) / 2
+
+
+# ---- packed weights ------------------------------------------------------------------------------
+
+WEIGHTS = weights(16, 512, 1024)
+
+
+class Packed:
+    """A kernel that reads packed copies: its launches are ("pack" or "run", the operands)."""
+
+    workspace_bytes = 0
+
+    def __init__(self, layout: str | None = "rows", packed_bytes: int = 512 * 1024 // 2) -> None:
+        self.layout, self.packed_bytes = layout, packed_bytes
+
+    def pack(self, operands: Operands) -> Any:
+        return "pack", operands
+
+    def bind(self, operands: Operands, workspace: int) -> Any:
+        return "run", operands
+
+
+def packed_timers(device: Any, *kernels: Any) -> list[Timer]:
+    """Timers of kernels that share operand sets."""
+    sets = OperandSets(device, WEIGHTS, MeasurementPolicy(mode="graph"), 0)
+    return [Timer.of(device, kernel, sets, "graph", lambda _: 0) for kernel in kernels]
+
+
+def packs(device: ClockedDevice) -> list[Clocked]:
+    """The series that pack."""
+    return [series for series in device.made if series.launches[0][0] == "pack"]
+
+
+def test_weights_are_packed_before_anything_is_timed_once_for_all_of_a_layout() -> None:
+    device = ClockedDevice(13e-6, Reference())
+    timers = packed_timers(device, *(Packed() for _ in range(60)), Packed(None))
+    assert len(packs(device)) == len(device.made) == 1
+    for timer in timers:
+        timer.size()
+        timer.sample(screening=True)
+        timer.sample()
+    (series,) = packs(device)
+    assert series is device.made[0]
+    assert series.mode == "eager"
+    assert series.closed
+    kinds = {kind for other in device.made[1:] for kind, _ in [*other.launches, *other.lead]}
+    assert kinds == {"run"}, "packing is in no sample"
+
+
+def test_each_set_in_rotation_has_a_packed_copy_of_its_own_weights() -> None:
+    device = ClockedDevice(13e-6, Reference())
+    first, second, plain = packed_timers(device, Packed(), Packed(), Packed(None))
+    rotation = first.operands.rotation
+    assert rotation.sets > 1
+    (packing,) = packs(device)
+    written = {operands.packed: operands.a for _, operands in packing.launches}
+    assert len(written) == rotation.sets
+    assert sorted(written.values()) == sorted(operands.a for operands in first.operands.sets)
+    assert all(address % PACKED_ALIGNMENT == 0 for address in written)
+    assert all(b - a >= Packed().packed_bytes for a, b in pairwise(sorted(written)))
+    for timer in (first, second):
+        timer.sample()
+        read = [operands for _, operands in kept(device)[-1].launches]
+        assert len({operands.packed for operands in read}) == rotation.sets
+        assert all(written[operands.packed] == operands.a for operands in read)
+        assert timer.operands.cold(timer.kernel)
+    plain.sample()
+    assert {operands.packed for _, operands in kept(device)[-1].launches} == {0}
+
+
+def test_only_weights_are_there_when_they_are_packed() -> None:
+    device = ClockedDevice(13e-6, Reference())
+    packed_timers(device, Packed())
+    for _, operands in packs(device)[0].launches:
+        assert operands.a
+        assert operands.scale_a
+        assert (operands.b, operands.c, operands.d, operands.bias, operands.scale_b) == (0, 0, 0, 0, 0)
+
+
+def test_packing_costs_what_the_fastest_round_takes() -> None:
+    device = ClockedDevice(13e-6, Reference(), queued=85e-6)
+    timers = packed_timers(device, Packed(), Packed("tiles"), Packed(None))
+    costs = [timer.packing() for timer in timers]
+    assert costs[0] == {"packing": {"layout": "rows", "bytes": 512 * 1024 // 2, "us": 85.0}}
+    assert costs[1]["packing"]["layout"] == "tiles"
+    assert costs[2] == {}
+    device.queued = 60e-6
+    assert timers[0].packing()["packing"]["us"] == 85.0
+    assert timers[0].packing(again=True)["packing"]["us"] == 60.0
+
+
+def test_a_copy_much_smaller_than_the_weights_is_told_as_not_cold() -> None:
+    """All sets are then gone through, in a screening too."""
+    device = ClockedDevice(13e-6, Reference())
+    large, small = packed_timers(device, Packed(), Packed("small", 1024))
+    assert "packed_copies_fit_the_cache" not in large.packing()
+    assert small.packing()["packed_copies_fit_the_cache"] is True
+    sets = large.operands.rotation.sets
+    for timer, gone in ((large, -(-sets // 2)), (small, sets)):
+        timer.sample(screening=True)
+        assert len({operands.a for _, operands in kept(device)[-1].launches}) == gone
+
+
+def test_half_of_the_packed_copies_exceeds_the_cache_as_half_of_the_sets_does() -> None:
+    (timer,) = packed_timers(ClockedDevice(13e-6, Reference()), Packed())
+    half = -(-timer.operands.rotation.sets // 2)
+    assert half * Packed().packed_bytes > ClockedDevice.cache_bytes
+
+
+def test_copies_that_do_not_fit_are_that_candidates_alone() -> None:
+    device: Any = ClockedDevice(13e-6, Reference(), free_bytes=2**24)
+    sets = OperandSets(device, WEIGHTS, MeasurementPolicy(mode="graph"), 0)
+
+    def pack(kernel: Any) -> None:
+        Timer.of(device, kernel, sets, "graph", lambda _: 0)
+
+    with pytest.raises(DeviceMemoryExceeded, match=r"in layout huge need [0-9,]+ MiB; of 50% of the free"):
+        pack(Packed("huge", 2**32))
+    assert packs(device) == []
+    pack(Packed())
+    assert len(packs(device)) == 1
+    with pytest.raises(DeviceMemoryExceeded, match="operands and other layouts leave"):
+        for number in range(2**23 // Packed().packed_bytes):
+            pack(Packed(f"layout {number}"))
+    pack(Packed())
+
+
+def test_copies_are_allocated_when_they_are_needed_and_freed_with_the_operands() -> None:
+    device = ClockedDevice(13e-6, Reference())
+    plain, *_ = packed_timers(device, Packed(None))
+    plain.operands.free()
+    assert device.freed == 1
+    one, *_ = packed_timers(device, Packed(), Packed(), Packed("tiles"))
+    one.operands.free()
+    assert device.freed == 1 + 3
+
+
+def test_copies_are_freed_where_packing_fails() -> None:
+    device = ClockedDevice(13e-6, Reference())
+
+    class Failing(Packed):
+        def pack(self, operands: Operands) -> Any:
+            raise LaunchError("no such launch")
+
+    with pytest.raises(LaunchError, match="no such launch"):
+        packed_timers(device, Failing())
+    assert device.freed == 1
+
+
+def test_a_layouts_name_says_its_size() -> None:
+    with pytest.raises(LaunchError, match="in layout rows has 300 bytes, that of another kernel 262144"):
+        packed_timers(ClockedDevice(13e-6, Reference()), Packed(), Packed("rows", 300))

@@ -16,9 +16,10 @@ from backends.protocol import Baseline
 from backends.solution import Solution
 from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
 from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule, Judgement
+from tuners.decide import DecisionRule, Judgement, Verdict
 from tuners.device_process import Task
 from tuners.options import RaceOptions, SearchOptions
+from tuners.packed import PackingCost
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session, SessionFailed
 from tuners.tuning_settings import TuningSettings
@@ -54,6 +55,35 @@ def test_a_faster_candidate_wins_and_is_proven_after_the_final() -> None:
     assert outcomes[-1].phase is Phase.PROOF
     assert runner.calls[0] == ("screen", "base"), "the baseline comes first"
     assert {o.solution.id for o in outcomes if o.phase is Phase.SCREEN} == {solution(n).id for n in NAMES}
+
+
+class PackingRunner(RecordedRunner):
+    """Proofs tell what packing costs, of every candidate but the baseline."""
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        proof, name = super().prove(solution, seeds), self.name_of(solution)
+        cost = {"layout": name, "bytes": 4096, "us": 12.5}
+        return proof if name == "base" else replace(proof, evidence={"packing": cost})
+
+
+def test_a_verdict_has_what_packing_for_its_winner_costs() -> None:
+    run = session(PackingRunner(quiet(), speed={"b": 0.8, "c": 1.3}))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.packing == PackingCost("b", 4096, 12.5)
+    values = run.verdict.to_dict()
+    assert values["packing"] == {"layout": "b", "bytes": 4096, "us": 12.5}
+    assert Verdict.from_dict(values) == run.verdict
+
+
+@pytest.mark.parametrize("there", [{}, {"b": 1.5}], ids=["a TIE", "no WIN in the second process"])
+def test_a_verdict_whose_default_stays_has_no_packing(there: dict[str, float | None]) -> None:
+    run = session(PackingRunner(quiet(), speed={"b": 0.8} if there else {}, there=there))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("base").id
+    assert run.verdict.packing is None
+    assert "packing" not in run.verdict.to_dict()
 
 
 def test_candidates_that_differ_by_noise_tie_and_the_default_stays() -> None:
