@@ -466,10 +466,11 @@ def test_copies_that_do_not_fit_are_that_candidates_alone() -> None:
     assert packs(device) == []
     pack(Packed())
     assert len(packs(device)) == 1
-    with pytest.raises(DeviceMemoryExceeded, match="operands and other layouts leave"):
-        for number in range(2**23 // Packed().packed_bytes):
-            pack(Packed(f"layout {number}"))
+    with pytest.raises(DeviceMemoryExceeded, match="operands and other layouts leave 1 MiB"):
+        pack(Packed("another"))
     pack(Packed())
+    pack(Packed("another", 1024))
+    assert len(packs(device)) == 2
 
 
 def test_copies_are_allocated_when_they_are_needed_and_freed_with_the_operands() -> None:
