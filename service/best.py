@@ -239,6 +239,8 @@ class _Search:
                 continue
             if document["solution"]["workspace_bytes"]:
                 self._notes.append(f"workspace_bytes is what the solution took for {problem_id}")
+            if document.get("packing"):
+                self._notes.append(f"packing is what the solution took for {problem_id}")
             return {
                 "match": "nearest",
                 "asked": problem_wire(self._problem),
