@@ -86,22 +86,39 @@ private:
         else named_barrier_sync<kTeam>(1 + team);
     }
 
-    // A warp copies its own tiles' records, and its share of the team's activations. Tiles beyond the last are read as
-    // the last, and not stored.
+    // A warp copies its own tiles' records, and its share of the team's activations: 16-byte words, side by side along a
+    // column and on as many columns as the team's lanes suffice for. Tiles and columns beyond the last are read as the
+    // last, and not stored.
     struct Copies {
-        LineCopies<kInputBytes, COLUMNS, kTeam, 1> inputs;
+        static constexpr int kWords = kInputBytes / 16, kSide = kTeam / kWords;  // words and columns side by side
+        static constexpr int kPasses = (COLUMNS + kSide - 1) / kSide;
+        static_assert(kTeam % kWords == 0 && (kSide >= COLUMNS || COLUMNS % kSide == 0), "whole columns of every lane");
         const char* from[TILES];
-        int at, k;
+        const char* inputs;      // the first column
+        int column[kPasses];     // bytes from there to its own columns
+        int at, to, element, k;  // to: where the lane's word of its first column goes; element: the word's first
+        bool copies, beside;     // whether the lane has a column, and a word behind the weights
 
         GEMMTUNE_DEVICE Copies(const Args& all, int member)
-            : inputs(all.weights.gemm.b, all.weights.gemm.ldb * 2, all.weights.gemm.n, member * 32 + lane_index()),
-              at(kInputs + member * TILES * Record::kBytes + lane_index() * 16), k(all.weights.gemm.k) {
-            const int tiles = Record::tiles(all.weights.gemm.m), records = Record::records(k);
+            : at(opaque(kInputs + member * TILES * Record::kBytes + lane_index() * 16)), k(all.weights.gemm.k) {
+            const GemmArgs& args = all.weights.gemm;
+            const int tiles = Record::tiles(args.m), records = Record::records(k), lane = member * 32 + lane_index();
             GEMMTUNE_UNROLL
             for (int t = 0; t < TILES; ++t) {
                 const int tile = (static_cast<int>(block_x()) * WARPS_M + member) * TILES + t;
-                from[t] = static_cast<const char*>(all.packed) + lane_index() * 16 +
-                          static_cast<i64>(tile < tiles ? tile : tiles - 1) * records * Record::kBytes;
+                from[t] = opaque(static_cast<const char*>(all.packed) + lane_index() * 16 +
+                                 static_cast<i64>(tile < tiles ? tile : tiles - 1) * records * Record::kBytes);
+            }
+            const int word = lane % kWords, first = lane / kWords;
+            copies = first < COLUMNS, beside = lane_index() < Record::kBeside;
+            element = opaque(word * 8);
+            inputs = opaque(static_cast<const char*>(args.b));
+            to = opaque(first * kInputBytes + (word ^ exchanged<kInputBytes>(first)) * 16);
+            GEMMTUNE_UNROLL
+            for (int pass = 0; pass < kPasses; ++pass) {
+                const int own = first + pass * kSide;
+                const int last = args.n - 1;
+                column[pass] = opaque((own < last ? own : last) * static_cast<int>(args.ldb) * 2);
             }
         }
 
@@ -114,33 +131,53 @@ private:
                 copy_async16(target, source);
                 copy_async16(target + 512, source + 512);
                 if constexpr (Record::kBeside > 0)
-                    copy_async16_if(lane_index() < Record::kBeside, target + 1024, source + 1024);
+                    copy_async16_if(beside, target + 1024, source + 1024);
             }
-            const int left = k - record * Record::kDeep;
-            const i64 b = static_cast<i64>(record) * kInputBytes;
-            if (left >= Record::kDeep) inputs.template run<true>(slot, b, kInputBytes);
-            else inputs.template run<false>(slot, b, left * 2);
+            const int own = element + record * Record::kDeep;
+            // Zero bytes are read from the column's first word, which exists.
+            const bool inside = own < k;
+            const char* const source = inputs + (inside ? own * 2u : 0u);
+            const int bytes = inside ? 16 : 0;
+            GEMMTUNE_UNROLL
+            for (int pass = 0; pass < kPasses; ++pass) {
+                const bool other = kSide % 2 == 1 && kInputBytes >= 128 && pass % 2 == 1;
+                char* const target = slot + (other ? to ^ 64 : to) + pass * kSide * kInputBytes;
+                if constexpr (kSide <= COLUMNS) copy_async16(target, source + static_cast<unsigned>(column[pass]), bytes);
+                else copy_async16_if(copies, target, source + static_cast<unsigned>(column[pass]), bytes);
+            }
         }
     };
 
     // Where a lane reads in a slot: its row of every eight, its column of every eight.
     struct Reads {
-        int weights, row, inputs;
+        static constexpr int kZero = Record::kZeroBytes / Record::kRows;  // bytes of a zero point
+        int weights, scales, zeros, inputs;
         unsigned mask;
 
         GEMMTUNE_DEVICE Reads(int k, int member)
-            : weights(kInputs + member * TILES * Record::kBytes), row(lane_index() / 4),
-              inputs(line_place<kInputBytes>(row < COLUMNS ? row : COLUMNS - 1, lane_index() % 4)),
+            : weights(opaque(kInputs + member * TILES * Record::kBytes + lane_index() * 16)),
+              scales(opaque(kInputs + member * TILES * Record::kBytes + lane_index() / 4 * int(sizeof(Scale)))),
+              zeros(opaque(kInputs + member * TILES * Record::kBytes + lane_index() / 4 * kZero)),
+              inputs(opaque(line_place<kInputBytes>(lane_index() / 4 < COLUMNS ? lane_index() / 4 : COLUMNS - 1,
+                                                    lane_index() % 4))),
               mask(kept(QUANT::kBits == 4 ? 0x000f000fu : kConvertMask, k)) {}
 
         GEMMTUNE_DEVICE Words words(const char* slot, int tile, int upper) const {
-            return read_shared<Words>(slot + weights + tile * Record::kBytes + upper * 512 + lane_index() * 16);
+            return read_shared<Words>(slot + weights + tile * Record::kBytes + upper * 512);
         }
         // Of row `upper * 8` + its own, of the record's group `of`.
+        GEMMTUNE_DEVICE float scale(const char* slot, int tile, int upper, int of) const {
+            return widen(value<Scale>(slot + scales + Record::kScales, tile, upper, of));
+        }
+        GEMMTUNE_DEVICE float float_zero(const char* slot, int tile, int upper, int of) const {
+            return widen(value<Scale>(slot + zeros + Record::kZeros, tile, upper, of));
+        }
+        GEMMTUNE_DEVICE unsigned whole_zero(const char* slot, int tile, int upper, int of) const {
+            return value<unsigned char>(slot + zeros + Record::kZeros, tile, upper, of);
+        }
         template <typename VALUE>
-        GEMMTUNE_DEVICE VALUE beside(const char* slot, int place, int tile, int upper, int of) const {
-            const char* const from = slot + weights + tile * Record::kBytes + place;
-            return reinterpret_cast<const VALUE*>(from)[of * Record::kRows + upper * 8 + row];
+        static GEMMTUNE_DEVICE VALUE value(const char* from, int tile, int upper, int of) {
+            return reinterpret_cast<const VALUE*>(from + tile * Record::kBytes)[of * Record::kRows + upper * 8];
         }
         // The activations of the lane's eight elements of the 32 from 32 j on.
         GEMMTUNE_DEVICE Words activations(const char* slot, int half, int j) const {
@@ -173,14 +210,15 @@ private:
         GEMMTUNE_UNROLL
         for (int run = 0; run < kRuns; ++run) {
             Sums part = {};
-            float inputs[kHalves][4] = {};
+            float inputs[kHalves][4] = {}, factor[TILES][2], point[TILES][2];
+            if constexpr (Record::kGrouped) read_scales(slot, reads, run, factor, point);
             unsigned zero[TILES][2];
             GEMMTUNE_UNROLL
             for (int t = 0; t < 2 * TILES; ++t) {
-                unsigned point = QUANT::kBits == 4 ? kConstantZero<QUANT> : 0u;
+                unsigned whole = QUANT::kBits == 4 ? kConstantZero<QUANT> : 0u;
                 if constexpr (QUANT::kZero == kWords)
-                    point = reads.template beside<unsigned char>(slot, Record::kZeros, t / 2, t % 2, run);
-                zero[t / 2][t % 2] = minus(point);
+                    whole = reads.whole_zero(slot, t / 2, t % 2, run);
+                zero[t / 2][t % 2] = minus(whole);
             }
             GEMMTUNE_UNROLL
             for (int on = 0; on < kOfRun; ++on) {
@@ -204,28 +242,36 @@ private:
                     }
                 }
             }
-            if constexpr (Record::kGrouped) scale(slot, reads, run, part, inputs, sum);
+            if constexpr (Record::kGrouped) scale(factor, point, part, inputs, sum);
         }
     }
 
+    using Factors = float[TILES][2];
+    // The scales of a group, and its zero points if they are floats.
+    static GEMMTUNE_DEVICE void read_scales(const char* slot, const Reads& reads, int run, Factors& factor,
+                                            Factors& point) {
+        GEMMTUNE_UNROLL
+        for (int t = 0; t < 2 * TILES; ++t) {
+            const int tile = t / 2, upper = t % 2;
+            factor[tile][upper] = reads.scale(slot, tile, upper, run) * kUnshrunk;
+            if constexpr (kFloatZeros)
+                point[tile][upper] = reads.float_zero(slot, tile, upper, run);
+        }
+    }
     // Adds the sums of a group, times its scale.
-    static GEMMTUNE_DEVICE void scale(const char* slot, const Reads& reads, int run, const Sums& part,
+    static GEMMTUNE_DEVICE void scale(const Factors& factor, const Factors& point, const Sums& part,
                                       const float (&inputs)[kHalves][4], Sums& sum) {
         GEMMTUNE_UNROLL
         for (int t = 0; t < 2 * TILES; ++t) {
             const int tile = t / 2, upper = t % 2;
-            const float factor = widen(reads.template beside<Scale>(slot, Record::kScales, tile, upper, run));
-            float zero = 0.0f;
-            if constexpr (kFloatZeros)
-                zero = widen(reads.template beside<Scale>(slot, Record::kZeros, tile, upper, run));
             GEMMTUNE_UNROLL
             for (int half = 0; half < kHalves; ++half) {
                 GEMMTUNE_UNROLL
                 for (int i = 2 * upper; i < 2 * upper + 2; ++i) {
                     float own = part[tile][half][i];
-                    if constexpr (QUANT::kZero == kSubtracted) own -= zero * inputs[half][i];
-                    sum[tile][half][i] += factor * kUnshrunk * own;
-                    if constexpr (QUANT::kZero == kAdded) sum[tile][half][i] += zero * inputs[half][i];
+                    if constexpr (QUANT::kZero == kSubtracted) own -= point[tile][upper] * inputs[half][i];
+                    sum[tile][half][i] += factor[tile][upper] * own;
+                    if constexpr (QUANT::kZero == kAdded) sum[tile][half][i] += point[tile][upper] * inputs[half][i];
                 }
             }
         }

@@ -126,8 +126,12 @@ class PackedMma(DequantRing):
         return sums + inputs + 10 * tiles + 4 * halves + 24
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand."""
-        return first(tensor_core_rule(environment), lines_rule(product))
+        """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand,
+        activations within 2^31 bytes."""
+        broken = first(tensor_core_rule(environment), lines_rule(product))
+        if broken is None and (product.n - 1) * product.problem.ldb * 2 >= 2**31:
+            return f"columns {product.problem.ldb} elements apart end beyond 2^31 bytes"
+        return broken
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
         """PackedMma with its template arguments."""
