@@ -32,6 +32,7 @@ from benchmarks.sanitizer_pairs import (
     GROUPED_BYTES,
     GROUPED_WEIGHTS,
     LARGE,
+    PACKED,
     PROBLEMS,
     QUANTISED,
     Pair,
@@ -44,6 +45,8 @@ from benchmarks.sanitizer_pairs import (
 from tests.backends.gpu.null_device import NullDevice
 from tests.backends.kernels.emulator.host import H200
 from tests.benchmarks.gpus import gpu
+from tests.tuners.packing import PackingKernel
+from tests.tuners.test_verify import HostDevice
 
 ODD = from_linear(1, 70, 523, "fp16", ldb=525, alignment=2, beta=1.0)
 CLEAN = {
@@ -68,15 +71,10 @@ def test_problems_are_of_every_kind() -> None:
     assert {one.bias_axis for one in PROBLEMS} == {None, "m", "n"}
     assert {one.alignment for one in PROBLEMS} == {2, 16}
     assert len(set(PROBLEMS)) == len(PROBLEMS)
+    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     for name in FAMILIES:
         least = 3 if isinstance(GPU_FAMILIES[name], FrameworkFamily) else 15
-        assert (
-            sum(
-                GPU_FAMILIES[name].supports(one)
-                for one in (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
-            )
-            >= least
-        ), name
+        assert sum(GPU_FAMILIES[name].supports(one) for one in every) >= least, name
 
 
 @pytest.mark.parametrize("name", ["gemv", "tile-mma", "tile-wgmma", "naive"])
@@ -196,6 +194,21 @@ def test_an_aligned_problems_operands_begin_where_allocations_do() -> None:
         (getattr(operands, name), layout.bytes) for name, layout in layouts(problem).items()
     ]
     assert (operands.c, workspace) == (0, 0)
+
+
+def test_weights_are_packed_once_before_the_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = QUANTISED[0]
+    kernel = PackingKernel(problem)
+
+    class Device(HostDevice):
+        def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Any:
+            return kernel
+
+    device: Any = Device()
+    launch([Pair(problem, candidate("a"), None)], device)
+    assert (kernel.packs, kernel.launches) == (1, 2)
+    assert not device.live
+    assert "launched" in capsys.readouterr().out
 
 
 def test_a_refused_pair_is_told_and_a_failing_one_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
