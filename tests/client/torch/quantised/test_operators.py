@@ -118,6 +118,8 @@ def test_rows_between_are_padded_to_the_next(weight_table: Table) -> None:
 )
 def test_so_many_rows_of_zeros_are_added_at_most(m: int, found: int | None) -> None:
     class Row:
+        layout = None
+
         def __init__(self, m: int) -> None:
             self.m = m
 
@@ -125,7 +127,7 @@ def test_so_many_rows_of_zeros_are_added_at_most(m: int, found: int | None) -> N
             return self
 
     rows = {size: Row(size) for size in (128, 1200, 9000)}
-    row = smallest(rows, m, 0, m + MOST_ADDED)  # type: ignore[arg-type]
+    row = smallest([rows], m, 0, m + MOST_ADDED)  # type: ignore[list-item]
     assert getattr(row, "m", None) == found
 
 
