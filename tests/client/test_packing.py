@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from backends.cache import BinaryCache
-from backends.problem import from_linear
+from backends.problem import from_linear, from_mm
 from backends.quantisation import dequantised
 from tests.client import bundles, packed_rows
+from tests.client.stub import Stub
 
 pytestmark = pytest.mark.compiler
 
@@ -94,6 +95,46 @@ def test_a_kernel_that_reads_stored_weights_packs_nothing(tmp_path: Path, cache:
     assert (kernel.layout, kernel.packed_bytes, kernel.packing_operands) == (None, 0, ())
     with pytest.raises(gemmtune.LaunchError, match="reads weights as they are stored"):
         kernel.prepare_packing()
+
+
+def test_a_gpus_packing_is_a_launch_of_its_own(stub: Stub, tmp_path: Path) -> None:
+    """The stub's product reads A from the copy, which the stub's copying kernel makes of A."""
+    plain, vendor = from_mm(4, 6, 8, "fp32", trans_b="T"), stub.vendor
+    product = bundles.gemm_launch(plain, vendor, a={"fill": "packed"})
+    fields = [
+        bundles.field("source", "void *", 0, fill="a"),
+        bundles.field("target", "void *", 8, fill="packed"),
+        bundles.field("bytes", "long long", 16, value=4 * 6 * 8),
+    ]
+    row = bundles.row(plain, vendor, [product])
+    row["problem"]["canonical"] = PROBLEM.to_dict()
+    a, size = row["operands"].pop("a"), 4 * 6 * 8
+    copied = {**a, "row_major": "packed", "bytes": size, "alignment": 256}
+    row["operands"]["packed"] = copied
+    row["packing"] = {
+        "layout": "a copy", "bytes": size, "alignment": 256, "operands": {"a": a, "packed": copied},
+        "launch": bundles.launch(vendor, bundles.COPY_BINARY, "copies", fields, grid=[5, 1, 1]),
+    }  # fmt: skip
+    binaries = dict.fromkeys((bundles.gemm_binary(), bundles.COPY_BINARY), ".bin")
+    manifest = bundles.manifest(bundles.DEVICES[vendor], [row], binaries)
+    table = gemmtune.load(bundles.write(tmp_path / "packed.gtb", manifest, binaries))
+    loaded = table.open()
+    kernel, driver = loaded.kernel(table.rows[0]), loaded.driver
+    assert stub.loads == 2, "loaded before a graph's capture, which packing may not wait in"
+    left = np.arange(32, dtype=np.float32).reshape(4, 8)
+    right = np.arange(48, dtype=np.float32).reshape(6, 8) - 20
+    at = {name: driver.allocate(4096) for name in ("a", "b", "d", "packed")}
+    driver.write(at["a"], right.tobytes())
+    driver.write(at["b"], left.tobytes())
+    kernel.prepare_packing()(0x77, 0, tuple(at[name] for name in kernel.packing_operands))
+    driver.write(at["a"], bytes(size))  # no longer read
+    launch = kernel.prepare()
+    for _ in range(2):
+        launch(0x99, 0, tuple(at[name] for name in kernel.operands))
+    out = np.frombuffer(driver.read(at["d"], 4 * 24), np.float32).reshape(4, 6)
+    np.testing.assert_array_equal(out, left @ right.T)
+    found = [(one.entry, one.stream, one.grid[0]) for one in stub.launches]
+    assert found == [(b"copies", 0x77, 5), (b"product", 0x99, 3), (b"product", 0x99, 3)]
 
 
 # ---- damaged rows --------------------------------------------------------------------------------
