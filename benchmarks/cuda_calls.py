@@ -43,7 +43,7 @@ def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
         kernel = device.load(problem, stored, None)
         sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor, cache="warm"), 0)
         workspace = device.allocate(max(kernel.workspace_bytes, 1))
-        bound: Launch = kernel.bind(sets.sets[0], workspace.address)
+        bound: Launch = kernel.bind(sets.of(kernel, 0), workspace.address)
         kernel.prepare()
         size = {"m": m, "n": n, "k": k}
         rows.append({**size, "call": "cublaslt", "solution": stored.id, **_cost(bound, device.synchronize)})

@@ -71,6 +71,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+#: The same weights, packed beforehand into a layout of the solution's own.
+KINDS |= {f"{kind}_prepacked": {**KINDS[kind], "prepacked": True} for kind in KINDS if "a16" in kind}
+
+
 @dataclass(frozen=True)
 class Case:
     """One product of the list."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -34,6 +34,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.wire import problem_to_wire
 from benchmarks.cuda_tuned import kernel_cache
 from tuners.inputs import draw, fixed_operand
+from tuners.packed import packing_operands, prepacked
 
 FAMILIES = tuple(name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family))
 #: Sizes of one, sizes that are no multiple of a tile, rows aligned to 16 bytes and not; every transpose,
@@ -102,6 +103,8 @@ QUANTISED += tuple(
         (531, 264, 672, "fp4_e2m1", "none", "block_1x32", None, {"bias": "bf16"}),
     )
 )  # fmt: skip
+#: The first, packed beforehand: every type, zero point and scale.
+PACKED = tuple(replace(one, prepacked=True) for one in QUANTISED[:30:2])
 #: And 8-bit floats: rows that end within a block of scales, and blocks of it.
 QUANTISED += tuple(
     from_linear(m, n, k, dtype_a, dtype_b="fp8_e4m3", scale_b=scale, scale_dtype=of, **more)
@@ -193,7 +196,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    every = (*PROBLEMS, *QUANTISED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
+    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     mine = [problem for problem in every if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
@@ -264,8 +267,15 @@ def _run(pair: Pair, device: Device) -> None:
             buffer = device.allocate(kernel.workspace_bytes)
             held.callback(buffer.free)
             workspace = buffer.address
-        start = kernel.bind(Operands.at(address, problem.scalars), workspace)
+        operands, packing = Operands.at(address, problem.scalars), prepacked(kernel)
         kernel.prepare()
+        if packing is not None:  # of the very size, so that memcheck sees what reads or writes beyond it
+            buffer = device.allocate(packing.packed_bytes)
+            held.callback(buffer.free)
+            packing.pack(packing_operands(operands, buffer.address))()
+            device.synchronize()
+            operands = replace(operands, packed=buffer.address)
+        start = kernel.bind(operands, workspace)
         for _ in range(2):
             start()
             device.synchronize()

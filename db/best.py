@@ -249,6 +249,8 @@ def best_row(row: Mapping[Any, Any], targets_verdict_number: int | None = None) 
         "decided_at": row["created_at"],
         "provenance": {"kind": row["provenance_kind"] or "measured", "source": row["provenance_source"]},
     }
+    if verdict.get("packing") is not None:
+        document["packing"] = verdict["packing"]
     return {
         "problem_id": problem.id,
         "device_class_id": row["device_class_id"],

@@ -146,8 +146,7 @@ def leaderboard(connection: Connection, session_id: str) -> list[Row]:
     for row in _rows(connection, query):
         seen = rows.setdefault(row["solution_id"], {**_with_solution(row), "phases": {}})
         seen["phases"][row["phase"]] = {n: row[n] for n in ("status", "seconds", "take")}
-        if row["evidence"].get("resources"):
-            seen["resources"] = row["evidence"]["resources"]
+        seen |= {n: row["evidence"][n] for n in ("resources", "packing") if row["evidence"].get(n)}
         if row["phase"] != "proof":
             seen.update({n: row[n] for n in ("phase", "status", "seconds", "samples", "evidence")})
 

@@ -131,6 +131,15 @@ class Confirmation(Answer):
     operand_bytes: int = Field(description="Memory of the operands in rotation, freed afterwards.")
 
 
+class Packing(Answer):
+    """What a solution's packed copy of the weights costs beside its launches: it is packed once, when the
+    program loads its weights."""
+
+    layout: str = Field(description="The layout's name: copies of one layout and the same weights are equal.")
+    bytes: int = Field(description="Size of the copy.")
+    us: float = Field(description="Microseconds of packing, launched by the host.")
+
+
 class Verdict(Answer):
     """What a session decided; solutions by id, seconds a call."""
 
@@ -159,6 +168,9 @@ class Verdict(Answer):
     confirmation: Confirmation | None = Field(
         default=None,
         description="Of a WIN, or of one that became a TIE because the second process did not show it.",
+    )
+    packing: Packing | None = Field(
+        default=None, description="Of a winner that reads a packed copy of the weights; else left out."
     )
 
 
@@ -277,6 +289,9 @@ class _Measured(Answer):
         default="five seeds", description="Only a winner is proven on five seeds."
     )
     phase: Literal["screen", "final"] = Field(default="final", description="Where an alternative was timed.")
+    packing: Packing | None = Field(
+        default=None, description="Of a solution that reads a packed copy of the weights; else left out."
+    )
 
 
 class BestExact(_Measured):

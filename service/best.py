@@ -7,7 +7,7 @@ problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -150,20 +150,27 @@ class _Search:
         if filters.admit(document["solution"], share):
             return document
         winner = document["solution"]["id"]
-        for row in queries.alternatives(self._connection, document["session_id"]):
+        rows = queries.alternatives(self._connection, document["session_id"])
+        for row in rows:
             if row["solution_id"] != winner and filters.admit(row["solution"], share):
-                return document | {
-                    "solution": row["solution"],
-                    "seconds": row["seconds"],
-                    "judgement": None,
-                    "speedup": None,
-                    "roofline": None,
-                    "tie_set": [],
-                    "reason": f"the fastest measured that meets the filters; the winner {winner} does not",
-                    "alternative": True,
-                    "verified": "one seed",
-                    "phase": row["phase"],
-                }
+                own = {name: value for name, value in document.items() if name != "packing"}
+                return (
+                    own
+                    | _packing(rows, row["solution_id"])
+                    | {
+                        "solution": row["solution"],
+                        "seconds": row["seconds"],
+                        "judgement": None,
+                        "speedup": None,
+                        "roofline": None,
+                        "tie_set": [],
+                        "reason": "the fastest measured that meets the filters; "
+                        f"the winner {winner} does not",
+                        "alternative": True,
+                        "verified": "one seed",
+                        "phase": row["phase"],
+                    }
+                )
         return None
 
     # ---- imported ----------------------------------------------------------------------------------
@@ -317,6 +324,13 @@ class _Search:
             self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
         )
         return spread([row["seconds"] / row["best"] - 1 for row in rows if row["best"]])
+
+
+def _packing(rows: Iterable[Mapping[str, Any]], solution_id: str) -> dict[str, Any]:
+    """The field `packing` of a solution that reads a packed copy, from its outcomes in a session."""
+    own = (row["evidence"].get("packing") for row in rows if row["solution_id"] == solution_id)
+    found = next(filter(None, own), None)
+    return {} if found is None else {"packing": found}
 
 
 def _written(problem: GemmProblem) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.answers import SEARCH_ENDED, Answer, Solution, Status, TuningLinks, Verdict
+from service.answers import SEARCH_ENDED, Answer, Packing, Solution, Status, TuningLinks, Verdict
 from service.schemas import CountedProblem
 from service.standing import Standing
 
@@ -129,6 +129,7 @@ class Ranked(Answer):
     interval: SampleInterval | None = Field(description="At the session's confidence.")
     samples: list[float]
     resources: dict[str, Any] | None
+    packing: Packing | None = Field(description="Of a candidate that reads a packed copy of the weights.")
     evidence: dict[str, Any]
     phases: dict[str, PhaseResult]
 

@@ -140,6 +140,9 @@ def _line(event: Finished) -> str:
         return f"{result.problem.slug}: no verdict: {result.error}"
     verdict = result.verdict
     said = f"{verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner} over {verdict.baseline_name}"
+    if verdict.packing is not None:
+        packing = verdict.packing
+        said += f"; its packed weights take {packing['bytes']} bytes, packed once in {packing['us']} us"
     return f"{result.problem.slug}: {said}; search: {result.counts.get('search_ended') or 'not known'}"
 
 

@@ -114,6 +114,7 @@ class Verdict:
     not shown to be slower than the fastest by more than TIE_SHARE of the margin. `reason` explains the
     judgement. `targets` has the verdict of each target with a candidate in the final. `baselines` lists
     every default that was tried. `confirmation`: what a second process found of the winner, if anything won.
+    `packing`: what the winner's packed copy of the weights costs (packed.py), if it reads one.
     Verdicts of earlier versions have "" for `fastest`, no `baselines` and no `confirmation`.
     """
 
@@ -132,9 +133,10 @@ class Verdict:
     tied: int = 1
     baselines: tuple[TriedBaseline, ...] = ()
     confirmation: Confirmation | None = None
+    packing: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values (an unbounded end of an interval is null)."""
+        """Plain JSON values (an unbounded end of an interval is null), without what the verdict lacks."""
         values = {
             **vars(self),
             "judgement": self.judgement.value,
@@ -142,12 +144,9 @@ class Verdict:
             "tie_set": list(self.tie_set),
             "targets": {name: target.to_dict() for name, target in self.targets.items()},
             "baselines": [baseline.to_dict() for baseline in self.baselines],
+            "confirmation": None if self.confirmation is None else self.confirmation.to_dict(),
         }
-        if self.confirmation is None:
-            del values["confirmation"]
-        else:
-            values["confirmation"] = self.confirmation.to_dict()
-        return values
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:

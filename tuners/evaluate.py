@@ -19,6 +19,7 @@ from backends.solution import Solution
 from tuners.baselines import TWIN
 from tuners.device_process import Binaries, DeviceProcess
 from tuners.inputs import Case, applicable, cases
+from tuners.packed import prepacked
 
 #: Up to this many checks are kept laid out for the next candidates, as in a screening. A proof has more
 #: checks and keeps none.
@@ -129,6 +130,8 @@ def screen(
     if isinstance(kernel, NamedKernel) and (names := kernel.names()):
         evidence["names"] = dict(names)
     timer = process.timer(solution, binaries)
+    if prepacked(kernel) is not None:
+        evidence |= timer.packing()
     clean: list[float] = []
     disturbed: list[float] = []
     options, samples = task.options.screening, process.device.traits.screening_samples
@@ -191,4 +194,6 @@ def prove(
         if task.policy.deterministic_only:
             return Outcome(solution, Phase.PROOF, Status.ILLEGAL, (), evidence | {"rule": NOT_REPEATABLE})
     status = Status.WRONG_RESULT if "wrong" in evidence else Status.OK
+    if status is Status.OK:
+        evidence |= process.timer(solution, binaries).packing(again=True)
     return Outcome(solution, Phase.PROOF, status, (), {"seeds": seeds, **evidence})

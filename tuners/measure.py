@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, lcm
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import DeviceMemoryExceeded
+from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.grouping import draws_of, ends_of
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
 from tuners.inputs import draw, fixed_operand, operand_distribution
+from tuners.packed import REPLACED, PackedCopies, copy_bytes, packing_cost, prepacked
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.
 COLD_CACHES = 3
 MAX_SETS = 128
+#: With packed copies in place of stored weights the rotation is still cold if it spans so many caches: a
+#: screening's half of it then still exceeds the cache. A copy is about as large as the weights.
+PACKED_COLD_CACHES = 2
 #: Least duration of a sample in a final.
 SAMPLE_SECONDS = 1e-3
 #: Launches shorter than this are sized by timing several (MeasurementTraits.sizing_launches).
@@ -68,7 +73,8 @@ class Rotation:
 class OperandSets:
     """The operand sets among which timed launches rotate, filled with random values. Of a grouped product
     that stands for several draws of its routing, sets differ in their draw too: there are as many as bring
-    each draw together with each copy of the matrices, which `rotation` counts."""
+    each draw together with each copy of the matrices, which `rotation` counts. Of kernels that read packed
+    weights each copy of the matrices has its own packed copy, from the first use of the layout on."""
 
     def __init__(self, device: Device, problem: GemmProblem, policy: MeasurementPolicy, seed: int) -> None:
         allowed = policy.memory_share * device.free_bytes
@@ -101,6 +107,10 @@ class OperandSets:
         self.rotation = Rotation(count, count * touched, cold)
         apart = ceil(4 * problem.groups / _ALIGN) * _ALIGN  # of two draws' ends
         self._buffer = device.allocate(count * end + (self.draws - 1) * apart)
+        self._device, self._share = device, policy.memory_share
+        self._touched = touched - sum(shape[name].bytes for name in REPLACED if name in shape)
+        self._left = int(allowed) - needed - self._buffer.size
+        self._packed: dict[str, PackedCopies] = {}
         self._turn = 0
         self.sets: list[Operands] = []
         try:
@@ -146,7 +156,52 @@ class OperandSets:
 
     def free(self) -> None:
         """Frees the memory."""
+        for copies in self._packed.values():
+            copies.free()
+        self._packed.clear()
         self._buffer.free()
+
+    def packed(self, kernel: Kernel) -> PackedCopies | None:
+        """The packed copies that a kernel reads; None if it reads the weights as they are stored. The first
+        kernel of a layout packs them. Raises DeviceMemoryExceeded if they do not fit, LaunchError."""
+        packing = prepacked(kernel)
+        if packing is None or packing.layout is None:
+            return None
+        if packing.layout not in self._packed:
+            size = copy_bytes(packing, self.rotation.sets)
+            if size > self._left:
+                raise DeviceMemoryExceeded(
+                    f"packed copies in layout {packing.layout} need {size / 2**20:,.0f} MiB; of "
+                    f"{self._share:.0%} of the free memory, operands and other layouts leave "
+                    f"{max(0, self._left) / 2**20:,.0f} MiB (free some, or raise memory_share)"
+                )
+            made = PackedCopies(self._device, kernel, packing, self.sets[: self.rotation.sets])
+            self._packed[packing.layout] = made
+            self._left -= size
+        found = self._packed[packing.layout]
+        if found.bytes != packing.packed_bytes:
+            raise LaunchError(
+                f"its packed copy in layout {packing.layout} has {packing.packed_bytes} bytes, that of "
+                f"another kernel {found.bytes}: a layout's name must say everything that places a byte"
+            )
+        return found
+
+    def of(self, kernel: Kernel, number: int) -> Operands:
+        """Set `number` as the kernel takes it: with a packed copy if it reads one. See packed()."""
+        copies, found = self.packed(kernel), self.sets[number]
+        return (
+            found
+            if copies is None
+            else replace(found, packed=copies.addresses[number % len(copies.addresses)])
+        )
+
+    def cold(self, kernel: Kernel) -> bool:
+        """Whether the rotation is cold for a kernel, which may read packed copies."""
+        copies = self.packed(kernel)
+        if copies is None or not self.rotation.cold:
+            return self.rotation.cold
+        spanned = self.rotation.sets * (self._touched + copies.bytes)
+        return spanned >= PACKED_COLD_CACHES * self._device.cache_bytes
 
     def turns(self, count: int) -> list[int]:
         """The sets of the next `count` launches, continuing round-robin from the previous call."""
@@ -197,13 +252,16 @@ class Timer:
         mode: str,
         workspace: Callable[[int], int],
     ) -> Timer:
-        """`workspace(bytes)` returns the address of that much device memory."""
+        """`workspace(bytes)` returns the address of that much device memory. Packs the weights if the
+        candidate reads packed ones that are not there yet: no sample has packing in it. Raises
+        DeviceMemoryExceeded, LaunchError."""
+        operands.packed(kernel)
         return cls(device, kernel, operands, workspace(kernel.workspace_bytes), mode)
 
     def _launch(self, number: int) -> Launch:
         """The candidate bound to one of the operand sets."""
         if number not in self._bound:
-            self._bound[number] = self.kernel.bind(self.operands.sets[number], self.workspace)
+            self._bound[number] = self.kernel.bind(self.operands.of(self.kernel, number), self.workspace)
         return self._bound[number]
 
     def size(self, warm: bool = True) -> Sample:
@@ -239,7 +297,7 @@ class Timer:
         sets, longest = len(self.operands.sets), ROUND_SHARE * wanted
         if screening and traits.screening_round_seconds is not None:
             longest = traits.screening_round_seconds
-            if self.operands.rotation.cold:  # half of three times the cache size still exceeds the cache
+            if self.operands.cold(self.kernel):  # half of three times the cache size still exceeds the cache
                 draws = self.operands.draws
                 sets = ceil(sets / (2 * draws)) * draws
         if sets * self.seconds <= longest or count >= sets or self.operands.draws > 1:
@@ -269,6 +327,17 @@ class Timer:
             return series.sample(warm)
         finally:
             series.close()
+
+    def packing(self, again: bool = False) -> dict[str, Any]:
+        """The evidence of what packing costs (packed.py); empty for a candidate that reads the weights as
+        they are stored. `again`: timed by this candidate's own packing kernel, instead of by that of the
+        first candidate with its layout."""
+        packing, copies = prepacked(self.kernel), self.operands.packed(self.kernel)
+        if packing is None or copies is None:
+            return {}
+        cost = packing_cost(packing, copies.time(self.kernel, packing) if again else copies.seconds)
+        warm = self.operands.rotation.cold and not self.operands.cold(self.kernel)
+        return {**cost, "packed_copies_fit_the_cache": True} if warm else cost
 
     def close(self) -> None:
         """Releases the series made for its samples."""

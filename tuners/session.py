@@ -25,6 +25,7 @@ from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_process import Task
 from tuners.final_time import confirming_seconds, places, sample_cost, short_seconds
 from tuners.measure import Rotation
+from tuners.packed import packing_of
 from tuners.race import BaselineFailed, Race
 from tuners.retiming import RetimingPlan, confirmed, notes_of, winners_of
 from tuners.runner import Runner
@@ -81,6 +82,7 @@ class Session:
         self._twins: dict[str, str] = {}
         #: Solution id of a default that the last final compared -> its fate and its seconds.
         self._compared: dict[str, tuple[Fate, float | None]] = {}
+        self._proofs: dict[str, Outcome] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -158,7 +160,8 @@ class Session:
         yield from self._final(task, baselines, screened, failed)
         if self.verdict is not None:
             records = tried(space.baselines, space.absent, failed, self._compared, self._twins)
-            self.verdict = replace(self.verdict, baselines=records)
+            packing = packing_of(self._proofs.get(self.verdict.winner))
+            self.verdict = replace(self.verdict, baselines=records, packing=packing)
 
     # ---- the final -----------------------------------------------------------------------------
 
@@ -326,9 +329,8 @@ class Session:
         self, task: Task, race: Race, verdict: Verdict, defaults: Collection[str]
     ) -> Iterator[Outcome]:
         """Judges the targets, proves each one's winner, has a second process confirm the winners, and sets
-        the verdict. A candidate that fails its proof
-        is excluded from the targets and the tie set, and its targets are judged by their other candidates:
-        also by eliminated ones, which were sampled before they were slower than the leader."""
+        the verdict. A candidate that fails its proof is excluded from the targets and the tie set; others
+        judge its targets, also eliminated ones: they were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
         order = preference(race, self._winners, self._incumbent)
         final = Final(
@@ -384,6 +386,7 @@ class Session:
         begin = self._clock()
         proof = self.runner.prove(race.solutions[name], self._race.proof_seeds)
         self.counts.proving_seconds += self._clock() - begin
+        self._proofs[name] = proof
         if TWIN in proof.evidence and name != race.baseline:
             proof = replace(proof, status=Status.WRONG_RESULT)
         return proof

@@ -3,11 +3,15 @@
 The output starts as NaN (integers: a large odd number), which exposes elements that are never written, and
 results that depend on the output, the workspace or the padding. Inputs, guard bands and padding must stay
 unchanged. Ragged cases run twice, so that state left behind by the first run shows in the second.
+
+A packed copy of the weights starts as poison between guard bands, too. While the product runs, poison is in
+the place of the stored weights, and the copy must stay unchanged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +20,27 @@ import numpy.typing as npt
 from backends.dtypes import DTYPES
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.protocol import Buffer, Device, Kernel
+from backends.protocol import Buffer, Device, Kernel, PrepackedKernel
 from tuners.inputs import Case, physical
+from tuners.packed import (
+    CHANGED_COPY,
+    OUTSIDE_COPY,
+    READS_STORED,
+    REPLACED,
+    aligned,
+    copy_bytes,
+    other_copy,
+    packing_operands,
+    prepacked,
+)
 from tuners.reference import Reference, chunk_sums, make_reference
 
 #: Bytes before and after every operand that must stay unchanged.
 GUARD = 4096
 #: The byte of a workspace and its guard bands before a launch; operands have their format's (DType.poison).
 POISON = 0xFF
+#: Operand -> its bytes, guard bands included.
+Images = Mapping[str, npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,16 @@ class Finding:
             name: (value if not isinstance(value, float) or np.isfinite(value) else None)
             for name, value in vars(self).items()
         }
+
+
+def wrong(text: str, repeatable: bool | None = None) -> Finding:
+    """What is wrong though, or before, nothing was compared."""
+    return Finding(text, np.inf, np.inf, 0.0, repeatable)
+
+
+def changed_input(name: str) -> str:
+    """What is wrong with a launch that changes an input."""
+    return f"changed its input {name} or the bytes around it"
 
 
 def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
@@ -82,12 +109,30 @@ def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
 
 @dataclass
 class _Bench:
-    """A case laid out on the device: its reference, the bytes of every operand before a run (`images`), and
-    the buffers."""
+    """A case laid out on the device: its reference, the bytes of every operand before a run (`images`), the
+    buffers, and the packed copy of each layout with its guard bands, as it was packed first (`copies`)."""
 
     reference: Reference
     images: dict[str, npt.NDArray[np.uint8]]
     buffers: dict[str, Buffer]
+    copies: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
+
+    def operands(self, p: GemmProblem) -> Operands:
+        """The operands between their guard bands."""
+        at = {name: buffer.address + p.alignment + GUARD for name, buffer in self.buffers.items()}
+        return Operands.at(at, p.scalars)
+
+    def upload(self, p: GemmProblem, images: Images) -> None:
+        """Writes operands with their guard bands."""
+        for name, image in images.items():
+            self.buffers[name].upload(image, p.alignment)
+
+    def changed(self, p: GemmProblem, images: Images) -> str:
+        """What is wrong if an input does not hold its image any more."""
+        for name, image in images.items():
+            if name != "d" and not _same_bytes(self.buffers[name].download(p.alignment, image.size), image):
+                return changed_input(name)
+        return ""
 
     def free(self) -> None:
         for buffer in self.buffers.values():
@@ -141,19 +186,62 @@ class Verifier:
         buffers = {
             name: self._device.allocate(image.size + 2 * p.alignment) for name, image in images.items()
         }
-        for name, buffer in buffers.items():
-            buffer.upload(images[name], p.alignment)
-        return _Bench(reference, images, buffers)
+        bench = _Bench(reference, images, buffers)
+        bench.upload(p, images)
+        return bench
 
     def _run(self, kernel: Kernel, p: GemmProblem, bench: _Bench) -> Finding:
+        packing = prepacked(kernel)
+        if packing is None:
+            return self._launched(kernel, p, bench, bench.images)
+        copy = self._device.allocate(copy_bytes(packing) + 2 * GUARD)
+        try:
+            return self._packed(kernel, packing, p, bench, copy)
+        finally:
+            copy.free()
+
+    def _packed(
+        self, kernel: Kernel, packing: PrepackedKernel, p: GemmProblem, bench: _Bench, copy: Buffer
+    ) -> Finding:
+        """Packs the weights, then launches the product with poison in their place."""
+        start, size = aligned(copy.address) - copy.address, packing.packed_bytes
+        copy.upload(np.full(size + 2 * GUARD, POISON, np.uint8), start)
+        address = copy.address + start + GUARD
+        kernel.prepare()
+        packing.pack(packing_operands(bench.operands(p), address))()
+        image = copy.download(start, size + 2 * GUARD)
+        if changed := bench.changed(p, bench.images):
+            return wrong(f"packing {changed}")
+        if np.any(np.concatenate([image[:GUARD], image[GUARD + size :]]) != POISON):
+            return wrong(OUTSIDE_COPY)
+        if not _same_bytes(bench.copies.setdefault(str(packing.layout), image), image):
+            return wrong(other_copy(packing.layout))
+        stored = {name: bench.images[name] for name in REPLACED if name in bench.images}
+        hidden = {
+            name: np.full(one.size, layouts(p)[name].dtype.poison, np.uint8) for name, one in stored.items()
+        }
+        bench.upload(p, hidden)
+        finding = self._launched(kernel, p, bench, bench.images | hidden, address)
+        same = _same_bytes(copy.download(start, size + 2 * GUARD), image)
+        bench.upload(p, stored)
+        if not same:
+            return Finding(CHANGED_COPY, np.inf, finding.relative_error, finding.coverage)
+        if finding.wrong and not self._launched(kernel, p, bench, bench.images, address).wrong:
+            return replace(finding, wrong=READS_STORED)
+        return finding
+
+    def _launched(
+        self, kernel: Kernel, p: GemmProblem, bench: _Bench, images: Images, packed: int = 0
+    ) -> Finding:
+        """Launches the product once and checks its result, its workspace and its inputs, which hold `images`.
+        `packed`: the address of the packed copy."""
         workspace = self._device.allocate(kernel.workspace_bytes + 2 * GUARD)
         try:
             bench.buffers["d"].upload(bench.images["d"], p.alignment)
             workspace.upload(np.full(workspace.size, POISON, np.uint8))
-            at = {name: buffer.address + p.alignment + GUARD for name, buffer in bench.buffers.items()}
             kernel.prepare()
-            kernel.bind(Operands.at(at, p.scalars), workspace.address + GUARD)()
-            finding = _judge(p, bench)
+            kernel.bind(replace(bench.operands(p), packed=packed), workspace.address + GUARD)()
+            finding = _judge(p, bench, images)
             if not finding.wrong and _touched(workspace, kernel.workspace_bytes):
                 return Finding(
                     "wrote outside its workspace", np.inf, finding.relative_error, finding.coverage
@@ -167,10 +255,9 @@ def _key(case: Case) -> tuple[str, int, str]:
     return case.problem.id, case.seed, case.distribution
 
 
-def _judge(p: GemmProblem, bench: _Bench) -> Finding:
-    for name, image in bench.images.items():
-        if name != "d" and not _same_bytes(bench.buffers[name].download(p.alignment, image.size), image):
-            return Finding(f"changed its input {name} or the bytes around it", np.inf, np.inf, 0.0)
+def _judge(p: GemmProblem, bench: _Bench, images: Images) -> Finding:
+    if changed := bench.changed(p, images):
+        return wrong(changed)
     layout = layouts(p)["d"]
     image = bench.images["d"]
     result = bench.buffers["d"].download(p.alignment, image.size)

@@ -127,7 +127,8 @@ class KernelConfig:
     def unit(self) -> str:
         """The translation unit: an include and an instantiation, with assertions on what is derived here.
         Nothing that a launch passes (sizes, strides, scalars, the epilogue, slices) is in it."""
-        packing = "" if self.prepacked is None else f"GEMMTUNE_KERNEL({PACK}, {self.prepacked.packing})\n"
+        found = self.prepacked
+        packing = f"using Packing = {found.packing};\nGEMMTUNE_KERNEL({PACK}, Packing)\n" if found else ""
         return (
             f'#include "{self.header}"\n'
             f"using Chosen = gemmtune::{self.instantiation};\n"

@@ -103,6 +103,8 @@ def problems() -> tuple[GemmProblem, ...]:
     ):
         how = {"dtype_b": kind, "scale_b": scale, "scale_dtype": scales, "zero_b": zero, **other}
         found.append(from_linear(m, n, k, x, **how))
+        if not other:  # the stored form's families run these alike
+            found.append(from_linear(m, n, k, x, prepacked=True, **how))
     for kind, (m, n, k, groups, routing) in product(("bf16", "fp16"), _GROUPED):
         found.append(from_linear(m, n, k, kind, groups=groups, routing=routing))
     modes = (("block_1x128", "block_128x128"), ("outer", "outer"))

@@ -59,7 +59,7 @@ class WeightConfig(KernelConfig):
 class PackedWeightArgs(WeightArgs):
     """packed_weights.h: PackedWeightArgs."""
 
-    _fields_ = (("packed", ctypes.c_void_p),)
+    _fields_ = (("packed", ctypes.c_void_p), ("packed_bytes", ctypes.c_longlong))
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,8 @@ def _show_best(answer: dict[str, Any]) -> None:
         rows += [("solution", solution["id"]), ("family", solution["family"])]
         rows += [("parameters", json.dumps(solution["parameters"]))]
         rows += [("workspace", f"{solution['workspace_bytes']} bytes")]
+    if answer.get("packing"):
+        rows += [("packed weights", report.packing_text(answer["packing"]))]
     if answer.get("seconds") is not None:
         rows += [("time", report.time_text(answer["seconds"]))]
     if answer.get("judgement") and answer.get("baseline"):

@@ -221,6 +221,7 @@ LEADERBOARD: dict[str, Any] = {
             "interval": {"low": None, "mid": 0.00079, "high": None},
             "samples": [0.00079],
             "resources": {"registers": 64, "shared_bytes": 0, "threads": 128},
+            "packing": None,
             "evidence": {},
             "phases": {
                 "screen": {"status": "ok", "seconds": 0.0008, "take": 0},

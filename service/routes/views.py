@@ -136,6 +136,7 @@ def leaderboard_view(
                 "standing": stands.value,
                 "reason": reason,
                 "resources": row.get("resources"),
+                "packing": row.get("packing"),
             }
         )
     return {

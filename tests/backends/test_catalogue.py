@@ -21,6 +21,7 @@ ROOT = Path(backends.__file__).parent.parent
 WEIGHTS = (
     "dequant-mma",
     "dequant-ring",
+    "packed-mma",
     "dequant-wgmma",
     "dequant-tma-wgmma",
     "dequant-tile-wgmma",

@@ -205,7 +205,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "scale_d": SCALES, "scale_dtype": (None, *SCALE_DTYPES), "alignment": ALIGNMENTS,
     "fast_accumulation": (False, True),
     **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "dtype_d"), tuple(DTYPES)), "zero_a": ZEROS,
-    "routing": ("none", *NAMED),
+    "routing": ("none", *NAMED), "prepacked": (False, True),
 }  # fmt: skip
 
 

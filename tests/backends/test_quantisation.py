@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -199,9 +201,54 @@ def test_the_words_are_read_as_written(problem: GemmProblem) -> None:
     assert GemmProblem.from_dict(problem.to_dict()) == problem
 
 
+PREPACKED = every_kind(3, 64, 256, prepacked=True)
+
+
+@pytest.mark.parametrize("problem", PREPACKED, ids=lambda p: f"{p.dtype_a} {p.zero_a} {p.scale_a}")
+def test_weights_that_may_be_packed_are_said_so(problem: GemmProblem) -> None:
+    stored = replace(problem, prepacked=False)
+    assert problem_to_wire(problem) == {**problem_to_wire(stored), "prepacked": True}
+    assert problem.to_dict() == {**stored.to_dict(), "prepacked": True}
+    assert problem_from_wire(problem_to_wire(problem)) == problem
+    assert GemmProblem.from_dict(problem.to_dict()) == problem == pickle.loads(pickle.dumps(problem))
+    assert problem.id.rpartition("-")[0] == f"{stored.slug}_prepacked"
+    assert problem.kind != stored.kind
+    assert (problem.bytes_read, problem.flops) == (stored.bytes_read, stored.flops)
+
+
+def test_weights_as_stored_keep_their_ids() -> None:
+    assert weights(3, 64, 256).id == "tn_64x3x256_uint4_bf16-249668c304b2"
+    assert weights(3, 64, 256, prepacked=False) == weights(3, 64, 256)
+    assert "prepacked" not in problem_to_wire(weights(3, 64, 256)) | weights(3, 64, 256).to_dict()
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_prepacked_is_a_bool_in_a_canonical_problem(value: object) -> None:
+    with pytest.raises(InvalidProblem, match="prepacked must be true or false, not") as found:
+        GemmProblem.from_dict({**weights(3, 64, 256).to_dict(), "prepacked": value})
+    assert found.value.field == "prepacked"
+
+
+@pytest.mark.parametrize(
+    "stored", [from_mm(8, 16, 32, "bf16"), from_mm(8, 16, 32, "fp8_e4m3", scale_a="tensor", scale_b="tensor")]
+)
+def test_other_products_are_not_prepacked(stored: GemmProblem) -> None:
+    with pytest.raises(InvalidProblem, match=f"is of quantised weights, not of {stored.dtype_a}") as found:
+        replace(stored, prepacked=True)
+    assert found.value.field == "prepacked"
+
+
+def test_weights_of_groups_are_not_prepacked() -> None:
+    groups = weights(6, 64, 256, groups=4)
+    assert "prepacked" not in groups.to_dict()
+    with pytest.raises(InvalidProblem, match="weights of groups are read as they are stored") as found:
+        replace(groups, prepacked=True)
+    assert found.value.field == "prepacked"
+
+
 def test_every_kind_is_another_problem() -> None:
     found = every_kind(3, 64, 256) + every_kind(3, 64, 256, dtype_a="fp16")
-    found += [weights(3, 64, 256, scale_dtype=kind) for kind in ("fp32", "fp16")]
+    found += [weights(3, 64, 256, scale_dtype=kind) for kind in ("fp32", "fp16")] + PREPACKED
     assert len({p.id for p in found}) == len(found) == len({p.kind for p in found})
 
 

@@ -215,6 +215,8 @@ def test_sizes_are_required(name: str) -> None:
         ("alignment", {"alignment": 3}), ("alignment", {"alignment": 16.0}),
         ("fast_accumulation", {"fast_accumulation": 1, "dtype": "fp8_e4m3"}),
         ("fast_accumulation", {"fast_accumulation": True}),
+        ("prepacked", {"prepacked": 1}), ("prepacked", {"prepacked": "yes"}),
+        ("prepacked", {"prepacked": True}),
         ("epilogue", {"epilogue": "tanh"}), ("epilogue", {"epilogue": "relu_bias"}),
         ("epilogue", {"epilogue": 1}), ("epilogue", {"epilogue": {"colour": 1}}),
         ("epilogue", {"epilogue": {"bias": "fp31"}}), ("epilogue", {"epilogue": {"bias": []}}),

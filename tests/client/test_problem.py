@@ -37,6 +37,7 @@ WIRE = st.builds(
         compute=st.sampled_from(["fp32", "fp64", "tf32", "int32", "fp16", "bf16x9"]),
         alpha=st.sampled_from([0, 1, 1.0, 2.5]), beta=st.sampled_from([0, 1, -0.0, 0.5]),
         alignment=st.sampled_from([1, 2, 4, 8, 16, 16.0, 32]), fast_accumulation=st.booleans(),
+        prepacked=st.sampled_from([False, False, False, True, 1]),
         epilogue=st.sampled_from(["none", *EPILOGUES]) | _optional(
             activation=st.sampled_from(["none", "relu", "gelu", "silu", "tanh"]),
             bias=st.booleans() | KINDS, bias_axis=st.sampled_from(["m", "n", "k"]),
@@ -81,6 +82,7 @@ WEIGHTS = st.fixed_dictionaries(
     optional={
         "epilogue": st.sampled_from(["bias", "bias_relu"]), "dtype_d": st.sampled_from(["fp32", "bf16"]),
         "ldb": st.sampled_from([128, 129, 512]), "batch": st.sampled_from([1, 2]), "beta": st.just(1),
+        "prepacked": st.sampled_from([True, True, True, False, None, 1, "yes"]),
         "groups": st.sampled_from([0, 2, 4]), "strides": _optional(b=st.sampled_from([4096, 4097, 8192])),
     },
 )  # fmt: skip
@@ -106,6 +108,12 @@ VALID = (
      "scaling": {"b": "group_128", "dtype": "bf16", "zero_b": "uint4"}},
     {"m": 3, "n": 5, "k": 96, "dtype": "fp16", "dtype_b": "fp4_e2m1", "trans_b": True,
      "scaling": {"b": "group_32"}},
+    {"m": 3, "n": 16, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True, "prepacked": True,
+     "scaling": {"b": "group_128", "dtype": "bf16", "zero_b": "uint4"}},
+    {"m": 16, "n": 3, "k": 64, "dtype": "int8", "dtype_b": "fp16", "trans_a": True, "layout": "col",
+     "scaling": {"a": "row"}, "prepacked": True},
+    {"m": 3, "n": 5, "k": 7, "dtype": "fp16", "dtype_b": "int8", "trans_b": True, "prepacked": False,
+     "scaling": {"b": "row"}},
     {"m": 3, "n": 5, "k": 96, "dtype": "bf16", "dtype_b": "float4_e2m1fn_x2", "trans_b": True,
      "scaling": {"b": "block_1x32", "dtype": "fp8_e8m0"}},
     {"m": 3, "n": 5, "k": 7, "dtype": "fp16", "dtype_b": "int8", "trans_b": True,
@@ -169,9 +177,38 @@ def test_calls() -> None:
         ({"m": 3, "n": 5, "k": 7, "lda": 6}, "lda"),
         ({"m": 3, "n": 5, "k": 7, "ldb": 4}, "ldb"),
         ({"m": 1, "n": 1, "k": 1, "alpha": float("nan")}, "alpha"),
+        ({"m": 1, "n": 1, "k": 1, "prepacked": True}, "prepacked"),
     ],
 )
 def test_an_error_names_its_field(values: dict[str, Any], field: str) -> None:
     with pytest.raises(gemmtune.ProblemError) as caught:
         wire.canonical(values)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"m": 1, "n": 1, "k": 1, "dtype": "bf16", "prepacked": True},
+        {"m": 8, "n": 16, "k": 32, "dtype": "fp8_e4m3", "scaling": "tensor", "prepacked": True},
+        {**VALID[7], "prepacked": 1},
+        {**VALID[7], "prepacked": "yes"},
+        {**VALID[7], "epilogue": "none", "groups": 3, "prepacked": True},
+    ],
+    ids=str,
+)
+def test_what_is_not_prepacked_is_refused_in_the_services_words(values: dict[str, Any]) -> None:
+    with pytest.raises(gemmtune.ProblemError) as ours:
+        wire.canonical(values)
+    with pytest.raises(InvalidProblem) as theirs:
+        problem_from_wire(values)
+    assert (str(ours.value), ours.value.field) == (str(theirs.value), "prepacked")
+    assert theirs.value.field == "prepacked"
+
+
+def test_a_call_of_prepacked_weights_has_a_key_of_its_own() -> None:
+    how: dict[str, Any] = {"dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"}
+    stored, packed = (problem.linear(2, 16, 128, "bf16", prepacked=one, **how) for one in (False, True))
+    assert stored == problem.key(from_linear(2, 16, 128, "bf16", **how).to_dict())
+    assert packed == problem.key(from_linear(2, 16, 128, "bf16", prepacked=True, **how).to_dict())
+    assert stored != packed

@@ -14,6 +14,7 @@ from backends.solution import Solution
 from db import outcomes, sessions
 from db.engine import reading, writing
 from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult, nearest
+from tests.backends.weight_samples import weights
 from tests.db.samples import (
     BASELINE,
     CLASS,
@@ -111,3 +112,12 @@ def test_a_screening_counts_where_there_was_no_final(engine: Engine) -> None:
     assert {s: round(t * 1e6, 3) for s, t in row.seconds.items()} == {BASELINE: 3.0, MINE: 1.0, OTHER: 6.0}
     with reading(engine) as connection:
         assert list(outcomes.observed(connection, str(SISTER.device_class))) == []
+
+
+def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round(engine: Engine) -> None:
+    """A prepacked problem of the same sizes is nearer, and one of four times the columns is not."""
+    as_stored, packed = weights(16, 64, 256), weights(16, 64, 256, prepacked=True)
+    far = weights(64, 64, 256, prepacked=True)
+    stored(engine, (as_stored, HERE, MINE, 1e-6), (packed, HERE, OTHER, 1e-6), (far, HERE, OTHER, 1e-6))
+    assert list(dict.fromkeys(one.problem for one in found(engine, packed))) == [packed, as_stored, far]
+    assert {one.problem for one in found(engine, as_stored)} == {as_stored}

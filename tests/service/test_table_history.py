@@ -21,6 +21,7 @@ from db.values import table as of_model
 from service import pretuned
 from service.formats.core.export import ExportRow
 from service.store import past_results
+from tests.backends.weight_samples import weights
 from tests.db import samples
 from tests.service.formats.made import CUBLASLT, H200, LINEAR, MI300X, POLICY, row
 
@@ -132,3 +133,12 @@ def test_a_session_of_the_same_problem_is_believed_instead(engine: Engine, tmp_p
     assert [(one.problem, one.solution.id) for one in told] == [
         (mine, samples.candidate(1).id), (mine, samples.BASELINE.id), (samples.problem(32), OTHER.id)
     ]  # fmt: skip
+
+
+def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round(
+    engine: Engine, tmp_path: Path
+) -> None:
+    stored, packed = weights(16, 64, 256), weights(16, 64, 256, prepacked=True)
+    installed(engine, tmp_path, H200, row(stored), row(packed, solution=OTHER))
+    assert [one.problem for one in found(engine, packed)] == [packed, stored]
+    assert [one.problem for one in found(engine, stored)] == [stored]

@@ -63,3 +63,37 @@ def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
     code, _, said = home.run("tune", *ONE[:-1], "nine", "--device", "cpu")
     assert code == 2
     assert "zero_b 'nine' is unknown; known: none, eight, uint4, float, shift" in said
+
+
+def test_weights_that_may_be_packed_are_another_problem(home: Home, server: str) -> None:
+    assert home.json("best", *ONE, "--prepacked", "--device", "cpu")["match"] == "default"
+    results = home.json("tune", *ONE, "--prepacked", "--device", "cpu", "--seconds", "0.2")["results"]
+    assert [one["wire"]["prepacked"] for one in results] == [True]
+    here = home.json("best", *ONE, "--prepacked", "--device", "cpu")
+    assert (here["match"], here["solution"]["family"]) == ("exact", "dequantise")
+    assert "_prepacked-" in here["problem_id"]
+    there = home.json("best", *ONE, "--prepacked", "--device", "cpu", "--server", server)
+    asked = {**WIRE, "scaling": json.dumps(WIRE["scaling"]), "device": "cpu", "prepacked": "true"}
+    over_http = httpx.get(f"{server}/v1/solutions/best", params=asked).json()
+    posted = {"problems": [{**WIRE, "prepacked": True}], "device": "cpu"}
+    many = httpx.post(f"{server}/v1/solutions/best", json=posted).json()["results"]
+    for answer in (there, over_http, *many):
+        assert (answer["match"], answer["problem_id"]) == ("exact", here["problem_id"])
+    stored = home.json("best", *ONE, "--device", "cpu")
+    assert stored["problem_id"] != here["problem_id"]
+
+
+def test_what_is_not_prepacked_names_the_field(home: Home, server: str) -> None:
+    plain: dict[str, Any] = {"m": 4, "n": 64, "k": 256, "dtype": "bf16", "device": "cpu"}
+    answered = httpx.get(f"{server}/v1/solutions/best", params={**plain, "prepacked": "true"})
+    assert answered.status_code == 422
+    assert "prepacked true is of quantised weights, not of bf16" in answered.text
+    answered = httpx.get(f"{server}/v1/solutions/best", params={**plain, "prepacked": "yes"})
+    assert "prepacked must be true, false, 1 or 0, not 'yes'" in answered.text
+    tuning = {"problems": [{**WIRE, "prepacked": 1}], "device": "cpu"}
+    refused = httpx.post(f"{server}/v1/tunings", json=tuning)
+    assert refused.status_code == 422
+    assert "prepacked" in refused.text
+    code, _, said = home.run("tune", *ONE[:8], "--prepacked", "--device", "cpu")
+    assert code == 2
+    assert "prepacked true is of quantised weights, not of bf16" in said

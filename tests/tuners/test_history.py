@@ -8,6 +8,7 @@ from pathlib import Path
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Solution
+from tests.backends.weight_samples import weights
 from tests.db.samples import BASELINE, candidate, raced, screened, won
 from tests.tuners.recorded import ENVIRONMENT
 from tuners.history import PROBLEMS, RESULTS, nearest, results_of
@@ -50,6 +51,15 @@ def test_the_nearest_problems_of_the_types_come_first() -> None:
     assert found[0] == problems[4]
     assert len(found) == PROBLEMS
     assert all(one.dtype_a == "fp32" for one in found)
+
+
+def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round() -> None:
+    stored, packed = weights(16, 64, 256), weights(16, 64, 256, prepacked=True)
+    sessions = [
+        (one, results_of(one, ENVIRONMENT, [screened(BASELINE)], BASELINE.id)) for one in (stored, packed)
+    ]
+    assert [one.problem for one in nearest(packed, 2, sessions)] == [packed, stored]
+    assert [one.problem for one in nearest(stored, 2, sessions)] == [stored]
 
 
 def test_a_journal_gives_what_its_other_sessions_found(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -141,6 +142,15 @@ def test_ragged_twins_are_whole_groups() -> None:
             assert p.k % 2 == 0
             assert all(layout.elements > 0 for layout in layouts(p).values())
         assert any(case.problem.m % 16 for case in cases(problem, 1, 0)), "rows that are no whole tile"
+
+
+def test_twins_of_prepacked_weights_are_prepacked() -> None:
+    """A kernel that reads packed weights is illegal for others."""
+    for problem in every_kind(300, 512, 4096, prepacked=True):
+        stored = cases(replace(problem, prepacked=False), 1, 0)
+        found = cases(problem, 1, 0)
+        assert all(case.problem.prepacked for case in found)
+        assert [replace(case.problem, prepacked=False) for case in found] == [one.problem for one in stored]
 
 
 def test_columns_that_are_not_compared_are_projected(monkeypatch: pytest.MonkeyPatch) -> None:

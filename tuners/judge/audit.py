@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from backends.user_kernels.module import references_of
 from tuners import device_calls
 from tuners.device_process import Binaries, DeviceProcess, Task
 from tuners.inputs import host_inputs, physical
+from tuners.packed import aligned, copy_bytes, packing_operands, prepacked
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -103,22 +104,33 @@ class _Bench:
         self.launches: list[Launch] = []
         self._sets: list[dict[str, Buffer]] = []
         shift = problem.alignment
-        workspace = self._allocate(kernel.workspace_bytes + 256).address
+        #: Packs a set's weights, for a kernel that reads a packed copy.
+        self._packs: list[Launch] = []
+        workspace, packing = self._allocate(kernel.workspace_bytes + 256).address, prepacked(kernel)
         for _ in range(sets):
             made = {name: self._allocate(one.bytes + 2 * shift) for name, one in layouts(problem).items()}
             self._sets.append(made)
             at = {name: buffer.address + shift for name, buffer in made.items()}
-            self.launches.append(kernel.bind(Operands.at(at, problem.scalars), workspace))
+            operands = Operands.at(at, problem.scalars)
+            if packing is not None:
+                packed = aligned(self._allocate(copy_bytes(packing)).address)
+                self._packs.append(packing.pack(packing_operands(operands, packed)))
+                operands = replace(operands, packed=packed)
+            self.launches.append(kernel.bind(operands, workspace))
 
     def _allocate(self, size: int) -> Buffer:
         self._buffers.append(self._device.allocate(size))
         return self._buffers[-1]
 
     def fill(self, number: int, inputs: Mapping[str, Array]) -> None:
-        """Writes a set's inputs, and poison to its output."""
+        """Writes a set's inputs, packs its weights if the kernel reads them so, and writes poison to its
+        output."""
         for name, layout in layouts(self._problem).items():
             image = physical(layout, inputs.get(name), 0, layout.dtype.poison)
             self._sets[number][name].upload(image, self._problem.alignment)
+        if self._packs:
+            self._packs[number]()
+            self._device.synchronize()
 
     def output(self, number: int) -> Bytes:
         """The bytes of a set's output as they are now."""
@@ -128,6 +140,7 @@ class _Bench:
     def free(self) -> None:
         """Frees the memory, once nothing uses it."""
         self.launches.clear()
+        self._packs.clear()
         for buffer in self._buffers:
             buffer.free()
 

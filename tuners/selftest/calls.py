@@ -297,7 +297,7 @@ def _bound(process: DeviceProcess, task: Task, solution: Solution, binary: str |
     sets = process.open(task).sets
     kernel = process.device.load(task.problem, solution, None if binary is None else Path(binary))
     with _buffer(process.device, max(1, kernel.workspace_bytes)) as workspace:
-        launch = kernel.bind(sets.sets[0], workspace.address)
+        launch = kernel.bind(sets.of(kernel, 0), workspace.address)
         kernel.prepare()
         launch()
         process.device.synchronize()

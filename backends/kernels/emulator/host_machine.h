@@ -322,6 +322,12 @@ template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.gemm.a_bytes, void()) {
     tell_operands(&args->product.gemm), tell_scales(&args->product, 0);
 }
+// A packed copy stands for the weights, which its kernel does not read.
+template <typename ARGS>
+inline auto tell_operands(const ARGS* args) -> decltype(args->packed_bytes, void()) {
+    may_copy(0, args->packed, args->packed_bytes);
+    may_copy(1, args->weights.gemm.b, args->weights.gemm.b_bytes);
+}
 // The argument of a kernel that copies lines names every copy's source.
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->of[0].source_bytes, void()) {

@@ -31,6 +31,7 @@ from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.grouped_wgmma import GroupedWgmma
 from backends.kernels.families.grouped_wmma import GroupedWmma
 from backends.kernels.families.naive import Naive
+from backends.kernels.families.packed_mma import PackedMma
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
 from backends.kernels.families.skinny import Skinny
@@ -55,7 +56,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), BytesTileMma(), DequantMma(), DequantRing(), DequantWgmma(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), DequantMma(), DequantRing(), PackedMma(), DequantWgmma(),
         DequantTmaWgmma(),
         DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),

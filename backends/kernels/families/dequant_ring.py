@@ -90,7 +90,7 @@ class DequantRing(FewColumnsFamily):
         return {}
 
     def step(self, product: OrientedGemm, values: Values) -> int:
-        """tile_k elements of k."""
+        """Elements of k of a chunk."""
         return number(values, "tile_k")
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
@@ -103,7 +103,7 @@ class DequantRing(FewColumnsFamily):
 
     def _slot_bytes(self, product: OrientedGemm, values: Values) -> int:
         """Bytes of a team's chunk: weights, activations, scales and zero points."""
-        rows, deep = self.rows(product, values, 32), number(values, "tile_k")
+        rows, deep = self.rows(product, values, 32), self.step(product, values)
         return chunk_bytes(product.problem, rows, self._columns(product), deep)
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
@@ -125,9 +125,9 @@ class DequantRing(FewColumnsFamily):
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes of weights that a thread has in flight, and the share of the teams' iterations along k that
         have a chunk."""
-        chunks = product.k / number(values, "tile_k") / number(values, "splits")
+        chunks = product.k / self.step(product, values) / number(values, "splits")
         warps, ring = number(values, "warps_k"), number(values, "slots") - 1
-        each = number(values, "rows") * number(values, "tile_k") * bits(product.problem) // 8 // 32
+        each = number(values, "rows") * self.step(product, values) * bits(product.problem) // 8 // 32
         turns = max(1, ceil(chunks / warps))
         return min(ring, turns) * each, chunks / (turns * warps)
 
@@ -174,7 +174,7 @@ class DequantRing(FewColumnsFamily):
     def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
         """For the 512 bytes of weights that a warp loads at once: instructions; those of them that multiply;
         clocks of shared memory."""
-        rows, deep, warps = (number(values, name) for name in ("rows", "tile_k", "warps_m"))
+        rows, warps, deep = number(values, "rows"), number(values, "warps_m"), self.step(product, values)
         return load_costs(product.problem, self._columns(product), rows, deep, warps)
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -196,7 +196,7 @@ class DequantRing(FewColumnsFamily):
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand,
         whole steps of k and whole 4-byte words of scales."""
-        p, deep = product.problem, number(values, "tile_k")
+        p, deep = product.problem, self.step(product, values)
         broken = first(tensor_core_rule(environment), lines_rule(product))
         if broken is not None:
             return broken

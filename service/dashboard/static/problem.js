@@ -63,6 +63,7 @@ function summary(verdict, own, board) {
     ["Default's time", f.time(verdict.baseline_seconds), verdict.baseline_name],
     ["Default's place", place ? `${place}` : "–", `of ${board.items.length}`],
     ["Of roofline", f.percent(own?.roofline_share), own?.binds ? `bound by ${own.binds}` : null],
+    ...(verdict.packing ? [["Packed weights", f.bytes(verdict.packing.bytes), `${verdict.packing.layout}, packed once in ${f.time(verdict.packing.us / 1e6)}`]] : []),
     ["Ties", f.count(verdict.tied ?? verdict.tie_set.length), verdict.rounds ? `${verdict.rounds} rounds` : null],
   ]), h("p", { class: "sub" }, verdict.reason));
 }
@@ -91,10 +92,11 @@ function candidates(board, given) {
   const low = (axis[0] ?? 0) * 0.99, high = Math.min((axis.at(-1) ?? 0) * 1.01, low * 12);
   const names = (pick) => [...new Set(board.items.map(pick))].sort().map((name) => [name, name]);
   const resource = (row) => {
-    const r = row.resources;
-    if (!r) return row.solution.workspace_bytes ? `${f.bytes(row.solution.workspace_bytes)} workspace` : "–";
-    return [`${r.registers ?? "?"} reg`, `${f.bytes(r.shared_bytes ?? 0)} shared`, r.local_bytes ? `${f.bytes(r.local_bytes)} spilled` : null,
-      r.blocks_per_unit ? `${r.blocks_per_unit} blocks/SM` : null, row.solution.workspace_bytes ? `${f.bytes(row.solution.workspace_bytes)} workspace` : null].filter(Boolean).join(", ");
+    const r = row.resources, p = row.packing;
+    const memory = [row.solution.workspace_bytes ? `${f.bytes(row.solution.workspace_bytes)} workspace` : null, p ? `${f.bytes(p.bytes)} packed once in ${f.time(p.us / 1e6)}` : null];
+    const own = r ? [`${r.registers ?? "?"} reg`, `${f.bytes(r.shared_bytes ?? 0)} shared`, r.local_bytes ? `${f.bytes(r.local_bytes)} spilled` : null,
+      r.blocks_per_unit ? `${r.blocks_per_unit} blocks/SM` : null] : [];
+    return [...own, ...memory].filter(Boolean).join(", ") || "–";
   };
   return h("div", {},
     h("div", { class: "filters" },

@@ -11,7 +11,7 @@ import pytest
 
 from backends.cuda.backend import CudaBackend
 from backends.dtypes import DTYPES
-from backends.gpu.torch_dequantise import dequantising
+from backends.gpu.torch_dequantise import dequantising, plain_of
 from backends.gpu.torch_weights import TorchWeights
 from backends.hip.backend import HipBackend
 from backends.operands import layouts
@@ -77,6 +77,16 @@ def test_the_default_is_what_a_torch_user_runs() -> None:
     there = replace(MI300X, libraries={**MI300X.libraries, "torch": "2.11.0+rocm7.0"})
     names = [one.name for one in HipBackend().baselines(weights(1, 64, 1024, zero_b="eight"), there)]
     assert names == ["torch 2.11.0+rocm7.0, dequantise"]
+
+
+def test_prepacked_weights_have_the_same_calls_and_default() -> None:
+    """torch packs beforehand for stored weights, too; what is multiplied after dequantising is plain."""
+    for p in every_kind(1, 64, 1024):
+        packed = replace(p, prepacked=True)
+        assert calls(CUDA, packed) == calls(CUDA, p)
+        names = [[one.name for one in CudaBackend().baselines(one, HERE)] for one in (p, packed)]
+        assert names[0] == names[1] != []
+        assert plain_of(packed) == plain_of(p)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])

@@ -51,6 +51,8 @@ QUANTISED = (
     weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"),
     mxfp4(4, 1288, 2880), fp8(4, 1288, 4096, scale_b="block_128x128", scale_dtype="fp32"),
 )  # fmt: skip
+#: And packed beforehand.
+PACKED = tuple(replace(one, prepacked=True) for one in QUANTISED)
 #: And of many columns.
 MANY_COLUMNS = (weights(300, 1288, 4096, zero_b="uint4"), mxfp4(4096, 1288, 2880))
 
@@ -134,6 +136,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
         **dict.fromkeys(("dequant-ring", "dequant-wgmma", "dequant-tma-wgmma", "dequant-gemv"), QUANTISED),
         "dequant-mma": (*QUANTISED[:2], PLAIN_INTEGERS),
+        "packed-mma": PACKED,
         "dequant-tile-wgmma": MANY_COLUMNS[:1],
         "dequant-tile-mma": MANY_COLUMNS,
         **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
@@ -208,6 +211,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *(("short-k", problem, {}) for problem in SHORT),
     ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 1}),
     ("dequant-tile-mma", MANY_COLUMNS[1], {"splits": 1}),
+    *(("packed-mma", problem, {"splits": 1}) for problem in PACKED),
     ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
     ("bytes-ring", BYTES[2], {"splits": 1}),
     ("bytes-tile-mma", MANY_BYTES[0], {"splits": 1}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 1}),

@@ -23,6 +23,7 @@ from service import answers
 from service.best import MAX_TRIED
 from service.imports import import_file
 from service.settings import Settings
+from tests.db import samples
 from tests.service.http.filled import (
     CLASS,
     ENVIRONMENT,
@@ -210,6 +211,26 @@ def test_a_near_problem_answers_with_its_distance_and_regret(filled: httpx.Clien
 def test_only_the_same_kind_is_near(filled: httpx.Client) -> None:
     for other in ({"dtype": "bf16"}, {"trans_b": "true"}, {"dtype": "fp64"}, {"epilogue": "relu"}):
         assert best(filled, m=24, **other)["match"] == "default"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_stored_and_prepacked_weights_are_not_near(client: httpx.Client, engine: Engine, known: bool) -> None:
+    """A kernel that reads packed weights is illegal for stored ones, and a prepacked problem has a winner of
+    its own."""
+    scaling = {"b": "group_64", "dtype": "bf16"}
+    how: dict[str, Any] = {"n": 64, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True}
+    near = problem(16, **how, scaling=scaling, prepacked=known)
+    winner = Solution("dequantise", 1, {"threads": 1}, samples.HERE.libraries["blas"], 0, True)
+    with writing(engine) as connection:
+        samples.store_session(connection, samples.start(near), winner)
+    asked = {**how, "m": 24, "scaling": json.dumps(scaling), "device": samples.CLASS}
+    found = fits(answers.Best, client.get(URL, params={**asked, "prepacked": known}))
+    assert (found["match"], found["problem_id"]) == ("nearest", near.id)
+    assert found["asked"].get("prepacked", False) is known
+    for m in (16, 24):
+        other = fits(answers.Best, client.get(URL, params={**asked, "m": m, "prepacked": not known}))
+        assert other["match"] == "default"
+        assert near.id not in str(other)
 
 
 def test_one_doubling_of_the_tokens_is_the_farthest_and_half_a_doubling_of_other_sizes(

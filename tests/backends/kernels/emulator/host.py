@@ -20,6 +20,7 @@ from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.family import KernelConfig
 from backends.kernels.headers import ROOT as HEADERS
+from backends.kernels.prepacked import PACK
 from backends.kernels.tensor_map import MAP_BYTES, TensorMap, encoded
 from backends.operands import Operands
 from backends.traits import HOST_TRAITS
@@ -47,6 +48,7 @@ class Built:
     found: KernelConfig
     gemm: Callable[..., bytes | None]
     reduce: Callable[..., bytes | None]
+    pack: Callable[..., bytes | None] | None = None
 
 
 def source(configurations: Sequence[KernelConfig]) -> str:
@@ -54,7 +56,7 @@ def source(configurations: Sequence[KernelConfig]) -> str:
     lines = [f'#include "{header}"' for header in sorted({one.header for one in configurations})]
     for index, one in enumerate(configurations):
         own = one.unit.split("\n", 1)[1]  # without its include
-        own = re.sub(r"\b(Chosen|Sums|gemm|reduce)\b", rf"\1_{index}", own)
+        own = re.sub(r"\b(Chosen|Sums|Packing|gemm|reduce|pack)\b", rf"\1_{index}", own)
         lines.append(own)
     return "\n".join(lines)
 
@@ -71,10 +73,11 @@ def built(library: ctypes.CDLL, configurations: Sequence[KernelConfig]) -> list[
     """The configurations of a library of their source()."""
     found = []
     for index, one in enumerate(configurations):
-        calls = [getattr(library, f"launch_{name}_{index}") for name in ("gemm", "reduce")]
+        names = ("gemm", "reduce") if one.prepacked is None else ("gemm", "reduce", PACK)
+        calls = [getattr(library, f"launch_{name}_{index}") for name in names]
         for call in calls:
             call.restype = ctypes.c_char_p
-        found.append(Built(one, calls[0], calls[1]))
+        found.append(Built(one, *calls))
     return found
 
 
@@ -145,6 +148,26 @@ class HostKernel:
         self._built, self._other_way = built, other_way
         self._found = built.found.on(units)
         self.workspace_bytes = self._found.workspace_bytes
+        packed = self._found.prepacked
+        self.layout = None if packed is None else packed.layout
+        self.packed_bytes = 0 if packed is None else packed.bytes
+
+    def pack(self, operands: Operands) -> Callable[[], None]:
+        found, packed = self._found, self._found.prepacked
+        assert packed is not None
+        args = found.arguments(operands, 0)
+
+        def launch() -> None:
+            one = packed.launch
+            sizes = (ctypes.c_uint * 3)(*one.grid)
+            assert self._built.pack is not None
+            fault = self._built.pack(
+                ctypes.byref(args), sizes, one.block[0], ctypes.c_ulonglong(0), int(self._other_way)
+            )
+            if fault:
+                raise LaunchError(fault.decode())
+
+        return launch
 
     def bind(self, operands: Operands, workspace: int) -> Callable[[], None]:
         found = self._found

@@ -13,7 +13,9 @@ import pytest
 import torch
 from gemmtune.torch import WeightError, linear_w4a16, linear_w8a16
 from gemmtune.torch.quantised.operators import MOST_ADDED, smallest
+from gemmtune.torch.quantised.products import is_of_stored, of_row
 from gemmtune.torch.quantised.stored import QuantizedWeight
+from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
 
 from backends.cache import BinaryCache
@@ -276,6 +278,30 @@ def test_rows_against_another_default_are_left_out(tmp_path: Path, cache: Binary
     table = gemmtune.load(write(tmp_path / "other.gtb", rows, cache, default="torch"))
     with gemmtune.torch.enable(table) as handle:
         assert sum(handle.left_out.values()) == 1
+
+
+@pytest.mark.parametrize("kinds", [(True,), (False, True), (True, False)], ids=str)
+def test_calls_of_stored_weights_take_no_row_of_prepacked_ones(
+    tmp_path: Path, cache: BinaryCache, kinds: tuple[bool, ...]
+) -> None:
+    from backends.wire import problem_from_wire
+
+    problems = [weights(2, "int8", scale_b="outer", prepacked=one) for one in kinds]
+    rows = [(one, "dequant-gemv") for one in problems]
+    table = gemmtune.load(write(tmp_path / "packed.gtb", rows, cache))
+    products = [of_row(row) for row in table.rows]
+    assert [one and one.prepacked for one in products] == list(kinds)
+    assert [problem_from_wire(one.wire()) for one in products if one] == problems
+    weight, x = sample(N, K, bits=8, group=-1), torch.randn(2, K, dtype=torch.bfloat16)
+    with counted(table) as count:
+        served = current("cpu")
+        assert served is not None
+        assert {key: set(rows) for key, rows in served.weights.items()} == {
+            (weight.form, torch.bfloat16, False, one): {2} for one in kinds
+        }
+        assert {is_of_stored(key, weight.form, False) for key in served.weights} == {not one for one in kinds}
+        assert right(call(x, weight), x, weight)
+    assert tally(count) == ((1, 0) if False in kinds else (0, 1))
 
 
 # ---- what is refused -----------------------------------------------------------------------------

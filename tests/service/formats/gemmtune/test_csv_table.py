@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backends.errors import ReadError
 from backends.problem import GemmProblem, from_blas, from_linear, from_mm
 from service.formats import READERS, Entry, ExportRow, Imported, Rejected, read_stream
+from tests.backends.weight_samples import weights
 from tests.service.formats.made import CUBLASLT, H200, LINEAR, outcomes, row, rows, written
 
 READER = READERS["csv"]
@@ -198,3 +199,13 @@ def test_detection() -> None:
 def test_a_misspelt_header_is_told_where_the_format_is_found_out() -> None:
     with pytest.raises(ReadError, match="unknown column dtpye"):
         read_stream(io.BytesIO(b"m,n,k,dtpye\n1,2,3,fp32\n"), "upload")
+
+
+def test_prepacked_weights_are_left_to_json() -> None:
+    """A row without the word would be read as one of weights as they are stored."""
+    stored = weights(3, 64, 256)
+    text, report = written("csv", [row(stored), row(replace(stored, prepacked=True))])
+    assert report.written == 1
+    (reason,) = report.omitted
+    assert reason == "the table has no column for prepacked weights; JSON has"
+    assert [claim.problem for claim in read(text).claims] == [stored]

@@ -18,6 +18,7 @@ from backends.wire import problem_to_wire
 from service.formats import READERS, Entry, ExportRow, Found, Header, Imported, Rejected, read_stream
 from service.formats.core.json_text import MAX_ITEM
 from service.formats.core.row_text import problem_fields, problem_text, problem_wire
+from tests.backends.weight_samples import every_kind
 from tests.service.formats.made import (
     CPU,
     CUBLASLT,
@@ -360,8 +361,11 @@ def test_a_file_name_that_is_no_utf8_is_written() -> None:
 # ---- the fast ways agree with the plain ones -----------------------------------------------------
 
 
+PREPACKED = every_kind(3, 64, 256, prepacked=True)
+
+
 @settings(max_examples=250, deadline=None)
-@given(problems())
+@given(problems() | st.sampled_from(PREPACKED))
 def test_a_problem_in_plain_values(problem: GemmProblem) -> None:
     assert problem_fields(problem) == problem.to_dict()
     fresh = replace(problem)
@@ -371,6 +375,16 @@ def test_a_problem_in_plain_values(problem: GemmProblem) -> None:
     expected = problem_to_wire(problem)
     assert wire == expected
     assert {name: type(value) for name, value in wire.items()} == {n: type(v) for n, v in expected.items()}
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl"])
+def test_rows_of_prepacked_weights_come_back(name: str) -> None:
+    known = [row(one) for one in (PREPACKED[0], replace(PREPACKED[0], prepacked=False))]
+    text, report = written(name, known)
+    assert (report.written, report.omitted) == (2, {})
+    found = read(text, name)
+    assert [one.problem for one in found.claims] == [one.problem for one in known]
+    assert text.count('"prepacked":true') == 2, "in the wire form and in the canonical one"
 
 
 def test_headers_hold_plain_values_only() -> None:
