@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
 from backends.cpu.backend import CpuBackend
 from backends.cpu.native import compile_runtime
+from backends.kernels.family import KernelConfig
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.oriented_gemm import OrientedGemm
-from backends.kernels.prepacked import PACK, Prepacked
+from backends.kernels.prepacked import PACK, PACKED_ALIGNMENT, Prepacked
 from backends.kernels.weights import PackedWeightArgs, WeightConfig
 from backends.operands import Operands, layouts
 from backends.packages.launches import kernel_argument, packing_launch
@@ -29,7 +30,6 @@ from backends.quantisation import groups_of
 from tests.client import bundles
 
 ROWS, COLUMNS = "test-rows", "test-columns"
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def write(
 
 
 def _row(number: int, one: PackedConfig, binary: bytes, runtime: bytes) -> bundles.Document:
-    problem, packed = one.product.problem, one.prepacked
+    problem = one.product.problem
 
     def launch(entry: str, argument: Any) -> bundles.Document:
         return {
@@ -96,17 +96,24 @@ def _row(number: int, one: PackedConfig, binary: bytes, runtime: bytes) -> bundl
         }  # fmt: skip
 
     made = bundles.row(problem, "cpu", [launch("gemm", kernel_argument(one))])
-    made["operands"] = operands_of(problem, packed)
     made["verdict"] |= {"baseline": "torch-weights", "baseline_family": "torch-weights"}
+    return made | operands_and_packing(one, lambda argument: launch("pack", argument))
+
+
+def operands_and_packing(one: KernelConfig, launch: Callable[[Any], bundles.Document]) -> bundles.Document:
+    """What a row says of its operands and of its packed copy; `launch` describes the packing from its
+    argument."""
+    problem, packed = one.product.problem, one.prepacked
+    operands = operands_of(problem, packed)
     if packed is None:
-        return made
+        return {"operands": operands}
     stored = {name: of for name, of in operands_of(problem).items() if name in packed.replaces}
     (argument,) = packing_launch(one, packed, "kernel.so", {}, GPU_ARCHS["sm_90"]).arguments
-    made["packing"] = {
-        "layout": packed.layout, "bytes": packed.bytes, "alignment": _ALIGNMENT,
-        "operands": {**stored, "packed": made["operands"]["packed"]}, "launch": launch("pack", argument),
+    packing = {
+        "layout": packed.layout, "bytes": packed.bytes, "alignment": PACKED_ALIGNMENT,
+        "operands": {**stored, "packed": operands["packed"]}, "launch": launch(argument),
     }  # fmt: skip
-    return made
+    return {"operands": operands, "packing": packing}
 
 
 def _compiled(path: Path, chosen: Iterable[PackedConfig]) -> Path:

@@ -35,6 +35,7 @@ from backends.cache import BinaryCache
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
 from tests.client.packed_rows import COLUMNS, ROWS, write
+from tests.client.torch.quantised import emulated
 from tests.client.torch.quantised.conftest import K, N, weights
 from tests.client.torch.quantised.samples import right, sample
 from tests.client.torch.quantised.test_docs import examples
@@ -260,6 +261,27 @@ def test_a_launch_that_fails_is_torchs(table: Table, monkeypatch: pytest.MonkeyP
         with pytest.warns(RuntimeWarning, match="planted"):
             assert right(call(x, weight, copied), x, weight)
     assert rows.take() == [None]
+
+
+@pytest.mark.parametrize("zero", ["eight", "uint4"])
+def test_our_own_kernels_pack_and_multiply(zero: str, tmp_path: Path, cache: BinaryCache) -> None:
+    """packed-mma by the emulator: copies that rows of different M made are equal."""
+    rows = [(packed(m, zero=zero), "packed-mma") for m in (2, 8)]
+    first = gemmtune.load(emulated.write(tmp_path / "both.gtb", rows, cache))
+    second = gemmtune.load(emulated.write(tmp_path / "one.gtb", rows[1:], cache))
+    weight, copies = sample(N, K, zero=zero), []
+    for table, sizes in ((first, (2, 3, 8)), (second, (3, 8))):
+        with seen(table) as found:
+            copied = made(weight)
+            assert copied is not None
+            copies.append(copied)
+            for m in sizes:
+                x = given(m)
+                assert right(call(x, weight, copied), x, weight)
+        wanted = [m if m in (2, 8) else 8 for m in sizes]
+        assert found.take() == [(m, True, copied.layout) for m in wanted]
+    assert copies[0].layout == copies[1].layout
+    assert torch.equal(copies[0].data, copies[1].data)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
