@@ -12,6 +12,7 @@ import pytest
 from backends.archs import GPU_ARCHS, GpuArch
 from backends.cache import BinaryCache
 from backends.kernel_checks.candidates import GPU_FAMILIES, Candidate, environment_of
+from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily, Values
 from backends.kernels.prepacked import PACK
 from backends.kernels.weights import PackedWeightArgs
@@ -201,3 +202,24 @@ _VERDICT: dict[str, Any] = {
     "baseline_family": "torch-weights", "speedup": [1.9, 2.0, None], "rounds": 20, "session": "s",
     "decided_at": "2026-11-25T00:00:00",
 }  # fmt: skip
+
+
+@pytest.mark.compiler
+def test_a_package_of_our_own_packing_kernel(cache: BinaryCache) -> None:
+    problem, found = weights(3, 64, 4096, zero_b="uint4", prepacked=True), environment_of("sm_90")
+    family = FAMILIES["packed-mma"]
+    solution = next(one for one in family.solutions(problem, found) if one.parameters["splits"] != 1)
+    document, files = opened(build(problem, solution, "sm_90", None, cache))
+    assert list(files) == ["kernel.cubin"]
+    assert [one["entry"] for one in document["launches"]] == ["gemm", "reduce"]
+    launch = document["packing"]["launch"]
+    assert (launch["entry"], launch["file"]) == ("pack", "kernel.cubin")
+    assert launch["resources"]["registers"] > 0
+    for one in document["launches"]:
+        fields = {field["name"]: field for field in one["arguments"][0]["fields"]}
+        assert (fields["packed"]["fill"], fields["partial"]["fill"]) == ("packed", "workspace")
+        assert [fields[name]["value"] for name in ("a", "scales", "zeros")] == [0, 0, 0]
+    fields = {field["name"]: field for field in launch["arguments"][0]["fields"]}
+    assert {name: one["fill"] for name, one in fields.items() if "fill" in one} == {
+        "a": "a", "scales": "scale_a", "zeros": "zero_a", "packed": "packed",
+    }  # fmt: skip
