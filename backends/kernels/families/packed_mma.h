@@ -92,12 +92,12 @@ private:
     struct Copies {
         static constexpr int kWords = kInputBytes / 16, kSide = kTeam / kWords;  // words and columns side by side
         static constexpr int kPasses = (COLUMNS + kSide - 1) / kSide;
-        static_assert(kTeam % kWords == 0 && (kSide >= COLUMNS || COLUMNS % kSide == 0), "whole columns of every lane");
+        static_assert(kTeam % kWords == 0, "lanes side by side");
         const char* from[TILES];
         const char* inputs;      // the first column
         int column[kPasses];     // bytes from there to its own columns
         int at, to, element, k;  // to: where the lane's word of its first column goes; element: the word's first
-        bool copies, beside;     // whether the lane has a column, and a word behind the weights
+        bool copies, beside;     // whether the lane has a column in the last pass, and a word behind the weights
 
         GEMMTUNE_DEVICE Copies(const Args& all, int member)
             : at(opaque(kInputs + member * TILES * Record::kBytes + lane_index() * 16)), k(all.weights.gemm.k) {
@@ -110,7 +110,7 @@ private:
                                  static_cast<i64>(tile < tiles ? tile : tiles - 1) * records * Record::kBytes);
             }
             const int word = lane % kWords, first = lane / kWords;
-            copies = first < COLUMNS, beside = lane_index() < Record::kBeside;
+            copies = first + (kPasses - 1) * kSide < COLUMNS, beside = lane_index() < Record::kBeside;
             element = opaque(word * 8);
             inputs = opaque(static_cast<const char*>(args.b));
             to = opaque(first * kInputBytes + (word ^ exchanged<kInputBytes>(first)) * 16);
@@ -142,7 +142,7 @@ private:
             for (int pass = 0; pass < kPasses; ++pass) {
                 const bool other = kSide % 2 == 1 && kInputBytes >= 128 && pass % 2 == 1;
                 char* const target = slot + (other ? to ^ 64 : to) + pass * kSide * kInputBytes;
-                if constexpr (kSide <= COLUMNS) copy_async16(target, source + static_cast<unsigned>(column[pass]), bytes);
+                if (pass + 1 < kPasses || COLUMNS % kSide == 0) copy_async16(target, source + static_cast<unsigned>(column[pass]), bytes);
                 else copy_async16_if(copies, target, source + static_cast<unsigned>(column[pass]), bytes);
             }
         }

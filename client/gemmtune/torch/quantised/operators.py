@@ -70,7 +70,7 @@ def _run(
         raise WeightError(f"input is on {x.device}, and the weights are on {places}: move one of them")
     bias = None if bias is None else bias.contiguous()
     served = current(x.device.type)
-    if packed is not None:
+    if packed is not None and served is not None:
         check_copy(packed, layout, form, served)
     kind = x.device.type
     extra = "" if bias is None else "bias"

@@ -140,15 +140,13 @@ def check_pair(packed: Any, layout: str | None) -> None:
         raise WeightError(f"packed is {list(packed.shape)} of {packed.dtype}; a copy is [bytes] of uint8")
 
 
-def check_copy(packed: Any, layout: str | None, form: Form, served: Served | None) -> None:
+def check_copy(packed: Any, layout: str | None, form: Form, served: Served) -> None:
     """Raises WeightError for a copy that no row of the table in use can read, whatever M."""
     if not packed.is_contiguous() or packed.data_ptr() % ALIGNMENT:
         raise WeightError(
             f"the packed copy at {packed.data_ptr():#x} must be contiguous and at a multiple of {ALIGNMENT} "
             "bytes, as prepack_w4a16 and prepack_w8a16 make it"
         )
-    if served is None:
-        return
     known = served.layouts.get(form, {})
     if layout not in known:
         what = f"weights [{form.n}, {form.k}] of {form.kind}"

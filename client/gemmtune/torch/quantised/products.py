@@ -15,7 +15,6 @@ from gemmtune.weights import FP4, FP8, GROUPS, SQUARE, SQUARE_SIDE, WEIGHTS
 
 if TYPE_CHECKING:
     from gemmtune.row import Row
-    from gemmtune.torch.tuned_row import TunedRow
 
 #: Families of what torch runs for quantised weights where nothing is tuned.
 WEIGHT_DEFAULTS = ("torch-weights",)
@@ -92,9 +91,9 @@ def is_of(key: WeightKey, form: Form, bias: bool) -> bool:
     return (key[0], key[2]) == (form, bias)
 
 
-def layouts_of(rows: Iterable[TunedRow]) -> Layouts:
-    """The layouts of packed copies that rows read. Should rows disagree on a copy's bytes, it is the most:
-    none reads beyond that copy's end."""
+def layouts_of(rows: Iterable[Any]) -> Layouts:
+    """The layouts of packed copies that rows (TunedRow) read. Should rows disagree on a copy's bytes, it is
+    the most: none reads beyond that copy's end."""
     found: Layouts = {}
     for row in rows:
         if isinstance(row.product, WeightProduct) and row.layout is not None:

@@ -3,7 +3,8 @@ that takes a kernel's own argument block and launches it on the host's fibers.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from backends.archs import GPU_ARCHS
@@ -13,12 +14,12 @@ from backends.cpu.native import compile_runtime
 from backends.environment import Environment
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelConfig
-from backends.packages.launches import kernel_argument
-from backends.packages.package import operands_of
+from backends.packages.launches import Struct, kernel_argument
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from tests.backends.kernels.emulator import host
 from tests.client import bundles
+from tests.client.packed_rows import operands_and_packing
 
 _ABI = 'extern "C" int gemmtune_abi() { return 1; }\n'
 
@@ -48,11 +49,9 @@ def write(
     rows = []
     for number, (problem, solution, config) in enumerate(chosen):
         made = bundles.row(problem, "cpu", [], config.workspace_bytes)
-        arguments = [{**kernel_argument(config).to_dict(), "name": "args"}]
-        launch = {
-            "entry": f"run_{number}", "binary": bundles.digest(library.read_bytes()),
-            "runtime": bundles.digest(runtime), "arguments": arguments,
-        }  # fmt: skip
+        digests = {"binary": bundles.digest(library.read_bytes()), "runtime": bundles.digest(runtime)}
+        launch = _launch(f"run_{number}", kernel_argument(config), digests)
+        packing = partial(_launch, f"pack_{number}", digests=digests)
         made |= {
             "solution": {
                 "id": solution.id, "family": solution.family, "version": solution.version,
@@ -61,7 +60,7 @@ def write(
             "problem": {
                 "id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()
             },
-            "operands": operands_of(problem), "launches": [launch],
+            "launches": [launch], **operands_and_packing(config, packing),
         }  # fmt: skip
         made["verdict"] |= {"baseline": str(default), "baseline_family": default}
         rows.append(made)
@@ -72,14 +71,26 @@ def write(
     return bundles.write(path, document, binaries)
 
 
+def _launch(entry: str, argument: Struct, digests: Mapping[str, str]) -> bundles.Document:
+    return {"entry": entry, **digests, "arguments": [{**argument.to_dict(), "name": "args"}]}
+
+
 def _wrapper(number: int, config: KernelConfig) -> str:
-    """A function of the client's C ABI that launches a configuration."""
+    """A function of the client's C ABI that launches a configuration, and one that packs its weights."""
     calls = [_call("gemm", number, config.grid, config.threads, config.shared_bytes)]
     if config.reduces:
         calls.append(
             _call("reduce", number, config.reduce_grid, config.reduce_threads, config.reduce_shared_bytes)
         )
-    return f'extern "C" int run_{number}(const void* args) {{\n{"".join(calls)}    return 0;\n}}\n'
+    made = _function(f"run_{number}", calls)
+    if (packed := config.prepacked) is not None:
+        one = packed.launch
+        made += _function(f"pack_{number}", [_call("pack", number, one.grid, one.block[0], one.shared_bytes)])
+    return made
+
+
+def _function(name: str, calls: Iterable[str]) -> str:
+    return f'extern "C" int {name}(const void* args) {{\n{"".join(calls)}    return 0;\n}}\n'
 
 
 def _call(name: str, number: int, grid: tuple[int, int, int], threads: int, shared: int) -> str:

@@ -3,7 +3,8 @@ follows a product of 8-bit operands, by rows and by torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -20,7 +21,9 @@ from gemmtune.torch.quantised.stored import dequantized
 from backends.cache import BinaryCache
 from backends.kernels.families import FAMILIES
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
+from backends.problem import GemmProblem
 from backends.registry import devices
+from tests.client.torch.quantised.conftest import weights
 from tests.client.torch.quantised.epilogues import EPILOGUES, M, call, problem
 from tests.client.torch.quantised.samples import right, sample
 from tuners.inputs import Case
@@ -89,6 +92,31 @@ def test_a_graph_holds_the_operator() -> None:
     assert right(out.cpu(), x.cpu(), weight)
 
 
+def test_a_graph_holds_a_product_of_packed_weights(tmp_path: Path) -> None:
+    """Packed on another stream than the product's, which waits for it."""
+    problems = [weights(m, zero="uint4", n=64, k=1024, prepacked=True) for m in (1, 4)]
+    table = _table(tmp_path, "packed-mma", problems, "torch-weights")
+    weight = sample(64, 1024, zero="uint4")
+    module = QuantizedLinear(weight.to("cuda"))
+    with gemmtune.torch.enable(table) as handle, gemmtune.torch.report() as count:
+        handle.load()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            assert module.prepack()
+        torch.cuda.current_stream().wait_stream(stream)
+        for m in (1, 3, 4):
+            x = torch.randn(m, 1024, device="cuda", dtype=torch.bfloat16)
+            assert right(module(x).cpu(), x.cpu(), weight)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = module(x)
+            x.copy_(torch.randn(m, 1024))
+            graph.replay()
+            assert right(out.cpu(), x.cpu(), weight)
+    assert (count.report().hits, count.report().misses) == (6, 0)
+
+
 #: Columns that torch's calls of 8-bit operands take.
 COLUMNS = 48
 
@@ -96,18 +124,22 @@ COLUMNS = 48
 @pytest.fixture(scope="module")
 def epilogue_rows(tmp_path_factory: pytest.TempPathFactory) -> Table:
     """A row for each of EPILOGUES, of the likeliest candidate."""
+    problems = [problem(name, M, COLUMNS) for name in EPILOGUES]
+    return _table(tmp_path_factory.mktemp("epilogues"), "bytes-ring", problems, "torch")
+
+
+def _table(folder: Path, name: str, problems: Sequence[GemmProblem], default: str) -> Table:
+    """A table of a family's likeliest candidate for each problem; `default`: the baselines' family."""
     found, notes = devices("cuda")
     if not found:
         pytest.skip("; ".join(notes))
-    environment, folder = found[0].environment, tmp_path_factory.mktemp("epilogues")
+    environment, family = found[0].environment, FAMILIES[name]
     said: dict[str, Any] = {
-        "judgement": "WIN", "seconds": 1.0, "baseline_seconds": 1.0, "baseline": "torch", "rounds": 1,
-        "baseline_family": "torch", "speedup": [1.0, 1.0, 1.0], "session": None, "decided_at": None,
+        "judgement": "WIN", "seconds": 1.0, "baseline_seconds": 1.0, "baseline": default, "rounds": 1,
+        "baseline_family": default, "speedup": [1.0, 1.0, 1.0], "session": None, "decided_at": None,
     }  # fmt: skip
-    family = FAMILIES["bytes-ring"]
     with BundleBuilder(environment.device_class, "graph-cold", {}) as builder:
-        for name in EPILOGUES:
-            one = problem(name, M, COLUMNS)
+        for one in problems:
             row = Measured(one, next(iter(family.solutions(one, environment))), environment, said)
             builder.add(describe_row(row, environment.device_class.arch, BinaryCache(folder / "cache")))
         builder.write(folder / "rows.gtb")

@@ -14,9 +14,9 @@ from gemmtune.torch.quantised.graph import merge_weights
 M, N, K = 4, 8, 32
 
 
-def quantised(late: bool) -> tuple[torch.fx.Graph, Any]:
+def quantised(late: bool, copies: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph, Any]:
     """Two products of one input, and a group that their weights are of. late: the second one's bias is a
-    constant between the two, as torch's folding leaves it."""
+    constant between the two, as torch's folding leaves it. copies: the last arguments of the products."""
     graph = torch.fx.Graph()
 
     def given(name: str, value: Any, op: str = "placeholder") -> Any:
@@ -26,7 +26,7 @@ def quantised(late: bool) -> tuple[torch.fx.Graph, Any]:
 
     def product(*operands: Any) -> Any:
         x, weight, scales, bias = operands
-        node = graph.call_function(operators.W4A16, (x, weight, scales, None, None, None, bias))
+        node = graph.call_function(operators.W4A16, (x, weight, scales, None, None, None, bias, *copies))
         node.meta["val"] = torch.empty(M, N)
         return node
 
@@ -59,3 +59,9 @@ def test_products_are_merged_where_all_weights_stand_before_the_first(late: bool
     graph.lint()
     made = [node for node in graph.nodes if node.target is merged_operator.OPERATOR]
     assert merged == len(made) == (not late)
+
+
+@pytest.mark.parametrize(("copies", "merged"), [((None, None), 1), ((torch.empty(64), "rows"), 0)])
+def test_products_that_read_packed_copies_stay(copies: tuple[Any, ...], merged: int) -> None:
+    graph, group = quantised(False, copies)
+    assert merge_weights(graph, [group]) == merged
