@@ -2,7 +2,8 @@
 
 A member is compiled for one problem of each layout that it serves, and for the twins on which a tuning
 verifies it: the text of a kernel has its types and layout and no sizes, so that these binaries serve every
-problem of the kind.
+problem of the kind. Families for few columns have the number of columns in the text: a member is compiled
+for each that it serves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from backends.solution import Solution
 from tuners.inputs import Case, applicable, screening_cases
 from tuners.niceness import be_nice
 from tuners.portfolio.values import Group, Portfolio, target_of
+
+#: The most columns that are in the text of a kernel.
+FEW_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def plan(groups: Sequence[Group], backend: Backend, environment: Environment) ->
             if (why := family.unavailable(environment)) is not None:
                 notes[f"{family.name}: {why}"] = None
                 continue
-            layouts = {(one.trans_a, one.trans_b, one.alignment): one for one in member.problems}
+            layouts = {_layout(one): one for one in member.problems}
             for problem in layouts.values():
                 rule = family.illegal(problem, member.solution, environment)
                 if rule is None:
@@ -112,6 +116,12 @@ def precompile(
             done, _ = wait(running, _PAUSE_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 yield _ended(running.pop(future), future)
+
+
+def _layout(problem: GemmProblem) -> tuple[str, str, int, int]:
+    """What the text of a member's kernel may depend on."""
+    columns = min(problem.m, problem.n)  # either operand may be the streamed one
+    return problem.trans_a, problem.trans_b, problem.alignment, columns if columns <= FEW_COLUMNS else 0
 
 
 #: How often stop() and pause() are asked.

@@ -70,7 +70,8 @@ def planned(*numbers: int, problems: tuple[GemmProblem, ...] = (PLAIN,), **famil
 
 
 def test_members_are_compiled_once_for_each_layout(tmp_path: Path) -> None:
-    items, notes, known = planned(1, 2, problems=(PLAIN, from_mm(9, 64, 64), TURNED))
+    many = (from_mm(80, 96, 64), from_mm(90, 96, 64), from_mm(80, 96, 64, trans_b="T"))
+    items, notes, known = planned(1, 2, problems=many)
     assert not notes
     cache = BinaryCache(tmp_path)
     assert [one.cached for one in precompile(items, cache, 1)] == [False] * 4
@@ -78,6 +79,12 @@ def test_members_are_compiled_once_for_each_layout(tmp_path: Path) -> None:
     again = list(precompile(items, cache, 1))
     assert [one.cached for one in again] == [True] * 4
     assert len(known["own"].built) == 4
+
+
+def test_members_are_compiled_for_each_number_of_columns_if_they_are_few() -> None:
+    few = (PLAIN, from_mm(9, 64, 64), from_mm(9, 640, 64), from_mm(64, 16, 64), from_mm(100, 16, 64))
+    items, _, _ = planned(1, problems=few)
+    assert [min(item.problem.m, item.problem.n) for item in items] == [8, 9, 16]
 
 
 def test_what_cannot_be_compiled_is_noted_and_left_out() -> None:
