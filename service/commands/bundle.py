@@ -99,7 +99,10 @@ def bundle(
     problems: Annotated[
         Path | None, typer.Option(help="Only the problems of this file, of any format that tune reads.")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Only the problems of a model's config.json, its weights packed or not.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Only the problems of a model's config.json, its weights packed or not."),
+    ] = None,
     format_name: FormatName = None,
     tp: Annotated[int, typer.Option("--tp", help="Of the model: devices that share each layer.")] = 1,
     tokens: Annotated[

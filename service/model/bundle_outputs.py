@@ -73,8 +73,8 @@ def _fetched(fetch: Fetch, path: Path, target: str, rows: Sequence[ExportRow], r
 
 
 def bundle_lines(path: Path, packs: bool = False) -> tuple[str, ...]:
-    """The lines of Python that open a bundle. A program that packs weights launches a row's packing kernel
-    itself (docs/kernels.md)."""
+    """The lines of Python that open a bundle. A program that packs weights launches prepare_packing() of its
+    kernels itself."""
     return (
         "import gemmtune",
         f"table = gemmtune.load({str(path)!r})",
