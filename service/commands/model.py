@@ -50,7 +50,7 @@ from service.formats import WRITERS, ReadOptions
 from service.formats.core.export import ComparesCandidates, ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
 from service.model.gain import TokenGain, gains_of
-from service.model.outputs import OUTPUTS, output_for, packed_plan
+from service.model.outputs import OUTPUTS, output_for, plan_for
 from service.model.plan import ModelPlan, check_not_hub, read_model
 from service.model.request import Fetch, Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
@@ -143,8 +143,7 @@ def model(
         remote = None if server is None else stack.enter_context(Remote(server))
         place = _there(remote, options) if remote is not None else _here(options, tune)
         chosen = output_for(output, place.device)
-        plan = plan.of(chosen.products)
-        plan = packed_plan(chosen, plan) if prepacked else plan
+        plan = plan_for(chosen, plan, prepacked)
         options = replace(options, plan=plan)
         given = validators_of(validator or ())
         if chosen.by_torch:

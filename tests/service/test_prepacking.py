@@ -43,10 +43,14 @@ def test_a_problem_that_is_there_twice_then_counts_once() -> None:
 
 
 def test_a_file_without_such_weights_is_refused() -> None:
-    with pytest.raises(InvalidProblem, match=r"none of the 1 problem of a.json has such weights: leave") as one:
+    with pytest.raises(
+        InvalidProblem, match=r"none of the 1 problem of a.json has such weights: leave"
+    ) as one:
         prepack(read((PLAIN, 1, "")), "a.json")
     assert one.value.field == "prepacked"
-    with pytest.raises(InvalidProblem, match=r"2 problems.* weights of groups are read as they are stored: le"):
+    with pytest.raises(
+        InvalidProblem, match=r"2 problems.* weights of groups are read as they are stored: le"
+    ):
         prepack(read((PLAIN, 1, ""), (GROUPED, 1, "")), "a.json")
     assert not packable(GROUPED)
     assert prepacked(GROUPED) is GROUPED

@@ -21,7 +21,7 @@ from backends.solution import Solution
 from service.bundles import Workshop
 from service.formats import ReadOptions, read_file
 from service.formats.core.export import ExportRefused, ExportRow, MeasuredCandidate
-from service.model.outputs import OUTPUTS, output_for, packed_plan
+from service.model.outputs import OUTPUTS, output_for, plan_for
 from service.model.plan import read_model
 from service.model.request import Request, check_folder
 from tests.service.formats import made
@@ -289,6 +289,6 @@ def test_only_our_own_kernels_pack_weights() -> None:
     for output in OUTPUTS.values():
         refused = InvalidProblem if output.name in ("bundle", "torch") else ExportRefused
         with pytest.raises(refused, match="prepacked"):
-            packed_plan(output, plan)
+            plan_for(output, plan, prepacked=True)
     with pytest.raises(ExportRefused, match=r"not of --for tunableop; there works: bundle, torch"):
-        packed_plan(OUTPUTS["tunableop"], plan)
+        plan_for(OUTPUTS["tunableop"], plan, prepacked=True)

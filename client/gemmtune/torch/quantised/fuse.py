@@ -1,8 +1,8 @@
 """QuantizedLinear projections of one input as one product: q, k and v; gate and up.
 
-prepack() gives the product a packed copy of its own. In a layout of records of some rows, one after another, the
-copies of the modules are parts of it, byte for byte: they share its memory then. Whether it is so is seen by
-comparing the bytes, so that the client knows no layout.
+prepack() gives the product a packed copy of its own. In a layout of records of some rows, one after another,
+the copies of the modules are parts of it, byte for byte: they share its memory then. Whether it is so is seen
+by comparing the bytes, so that the client knows no layout.
 """
 
 from __future__ import annotations
@@ -142,9 +142,7 @@ class WeightGroup(Siblings):
         weight, scales, zeros = self._tensors
         packed = self._packed_now()
         extra = "" if self._bias is None else "bias"
-        product = WeightProduct(
-            given.numel() // self.k, self._form, given.dtype, extra, packed is not None
-        )
+        product = WeightProduct(given.numel() // self.k, self._form, given.dtype, extra, packed is not None)
         copy = (None, None) if packed is None else (packed.data, packed.layout)
         return by_row(self._served, product, given, weight, scales, zeros, self._bias, *copy)
 
@@ -161,6 +159,11 @@ class WeightGroup(Siblings):
     def packed(self) -> bool:
         """Whether the product has a packed copy that rows of the table in use read."""
         return self._packed_now() is not None
+
+    @property
+    def packed_data(self) -> Any | None:
+        """The bytes of the product's packed copy, uint8 [bytes]."""
+        return None if self._copy is None else self._copy.data
 
     @property
     def joined(self) -> bool:

@@ -18,8 +18,8 @@ _GIVEN = ("placeholder", "get_attr")
 
 
 class _Linear(NamedTuple):
-    """The operands of a node of linear_w4a16 or linear_w8a16, with its packed copy if it has one, and the form
-    of its weights."""
+    """The operands of a node of linear_w4a16 or linear_w8a16, with its packed copy if it has one, and the
+    form of its weights."""
 
     node: Any
     input: Any

@@ -1,4 +1,4 @@
-"""apply(fuse=True) of QuantizedLinear siblings with packed copies: the product's own, and those of its parts."""
+"""apply(fuse=True) of QuantizedLinear siblings with packed copies: the product's, and its parts'."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ran(model: Attention, m: int, call: Any = None) -> list[tuple[int, bool]]:
     whether a row ran."""
     x = given(m, model.q_proj.in_features)
     with gemmtune.torch.report() as count:
-            outputs = model(x) if call is None else call(x)
+        outputs = model(x) if call is None else call(x)
     parts = zip(model.projections, outputs, strict=True)
     assert all(right(out, x, one.quantized_weight, one.bias) for one, out in parts)
     return sorted((line.n, line.hit) for line in count.report().lines for _ in range(line.calls))
@@ -100,6 +100,7 @@ def test_the_product_of_all_has_a_copy_whose_parts_are_the_modules(
         storages = {one.packed.untyped_storage().data_ptr() for one in model.projections}
         assert len(storages) == 1
         assert [one.packed.numel() for one in model.projections] == [4 * n * K for n in SIZES]
+        assert 0 <= handle.packed_bytes - 4 * 32 * K <= 256, "no more than alignment"
         assert prepack_model(model) == NAMES
         assert ran(model, 4) == MERGED
     with gemmtune.torch.enable(table):
@@ -109,9 +110,11 @@ def test_the_product_of_all_has_a_copy_whose_parts_are_the_modules(
 def test_copies_that_are_no_parts_lie_apart(tmp_path: Path, cache: BinaryCache) -> None:
     table = made(tmp_path, cache, (packed(4), COLUMNS), *parts(4, COLUMNS), *parts(9, COLUMNS))
     model = Attention()
-    with gemmtune.torch.apply(model, table, fuse=True):
+    with gemmtune.torch.apply(model, table, fuse=True) as handle:
+        assert handle.packed_bytes == 0
         assert prepack_model(model) == NAMES
         assert (ran(model, 4), ran(model, 9)) == (MERGED, ALONE)
+        assert 0 <= handle.packed_bytes - 2 * 4 * 32 * K <= 4 * 256, "twice"
     assert len({one.packed.untyped_storage().data_ptr() for one in model.projections}) == 3
 
 
@@ -184,7 +187,9 @@ def test_a_copy_of_another_table_is_not_read(
         assert ran(model, 4) == BY_TORCH
 
 
-def test_compiled_siblings_read_the_products_copy(tmp_path: Path, cache: BinaryCache, compiling: None) -> None:
+def test_compiled_siblings_read_the_products_copy(
+    tmp_path: Path, cache: BinaryCache, compiling: None
+) -> None:
     table = made(tmp_path, cache, (packed(4), ROWS), *parts(4, ROWS))
     model = Attention()
     with torch.no_grad(), gemmtune.torch.apply(model, table, fuse=True):

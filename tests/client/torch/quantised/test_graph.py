@@ -67,7 +67,12 @@ def test_products_are_merged_where_all_weights_stand_before_the_first(late: bool
 
 @pytest.mark.parametrize(
     ("layouts", "joined", "merged"),
-    [((), True, 1), (("rows", "rows"), True, 1), (("rows", "rows"), False, 0), (("rows", "columns"), True, 0)],
+    [
+        ((), True, 1),
+        (("rows", "rows"), True, 1),
+        (("rows", "rows"), False, 0),
+        (("rows", "columns"), True, 0),
+    ],
 )
 def test_packed_copies_are_merged_where_they_are_together_the_products(
     layouts: tuple[str, ...], joined: bool, merged: int
