@@ -38,8 +38,8 @@ def output_for(name: str, device: DeviceClass) -> Output:
 
 def plan_for(output: Output, plan: ModelPlan, prepacked: bool) -> ModelPlan:
     """The plan of what the output has of a model; with `prepacked` that of a program that packs the model's
-    quantised weights. Raises ExportRefused where no program with the output's files does, InvalidProblem for a
-    model without such weights."""
+    quantised weights. Raises ExportRefused where no program with the output's files does, InvalidProblem for
+    a model without such weights."""
     plan = plan.of(output.products)
     if not prepacked:
         return plan

@@ -70,6 +70,22 @@ def test_a_proven_win_is_a_row_that_the_client_reads(tmp_path: Path, cache: Bina
     assert row.verdict.speedup == (1.4, 1.5, inf)
 
 
+@pytest.mark.torch
+def test_a_run_with_packed_copies_tunes_first_where_there_is_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+    def tuned(options: Any) -> None:
+        raise SystemExit(f"tuned batch {options.batch} for {options.device}, {options.seconds:g} s each")
+
+    monkeypatch.setattr(client_quantised, "write_tuned", tuned)
+    run = ["run", str(tmp_path / "new.gtb"), "--prepacked", "--quick", "--seconds", "2"]
+    with pytest.raises(SystemExit, match=r"tuned batch \[1\] for cuda, 2 s each"):
+        client_quantised.main(run)
+
+
 @pytest.mark.cuda  # as the next one
 @pytest.mark.torch
 def test_what_a_model_records_is_what_is_tuned_for_it() -> None:

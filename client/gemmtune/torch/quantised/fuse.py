@@ -185,7 +185,8 @@ class WeightGroup(Siblings):
         if not self.intact():
             return
         dtype = activations_of(self.modules[0]) if dtype is None else dtype
-        self._copy = prepacked(self._form, *self._tensors, dtype, self.has_bias)
+        weight, scales, zeros = self._tensors
+        self._copy = prepacked(self._form, weight, scales, zeros, dtype, self.has_bias)
         self._copied = self._versions()
         if self._copy is not None:
             self._share_copy(self._copy)

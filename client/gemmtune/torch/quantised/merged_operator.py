@@ -48,7 +48,8 @@ def _merged(
         bias = rest.pop(0) if biases else None
         form = form_of(weight, scale, zero, group_size, zero_point, bits)
         extra, copy = "" if bias is None else "bias", joined(packed) if packed else None
-        if copy is None or served.layouts.get(form, {}).get(layout) != copy.numel():
+        known = served.layouts.get(form, {})
+        if copy is None or layout is None or known.get(layout) != copy.numel():
             copy = layout = None
         product = WeightProduct(x.numel() // form.k, form, x.dtype, extra, copy is not None)
         found = by_row(served, product, x, weight, scale, zero, bias, copy, layout)

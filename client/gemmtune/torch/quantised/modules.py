@@ -163,7 +163,7 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
 
 
 def activations_of(module: QuantizedLinear) -> Any:
-    """The type of a module's activations: the bias's, else the scales' if they have 16 bits, else bfloat16."""
+    """The type of a module's activations: its bias's, else its scales' if of 16 bits, else bfloat16."""
     found = module.scales.dtype if module.bias is None else module.bias.dtype
     return found if found in ACTIVATIONS else torch.bfloat16
 
@@ -189,8 +189,8 @@ def quantize_model(
 
 def prepack_model(model: Any, dtype: Any = None) -> list[str]:
     """Calls prepack() of every QuantizedLinear of a model, and packs the weights that apply(fuse=True)
-    merged; the names of the modules that have a packed copy now, or a part in one. Inside enable() or apply() of the
-    table that will be in use."""
+    merged; the names of the modules that have a packed copy now, or a part in one. Inside enable() or apply()
+    of the table that will be in use."""
     modules = {name: one for name, one in model.named_modules() if isinstance(one, QuantizedLinear)}
     for one in modules.values():
         one.prepack(dtype)

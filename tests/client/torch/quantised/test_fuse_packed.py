@@ -88,7 +88,7 @@ def parts(m: int, layout: str | None, **options: Any) -> list[tuple[GemmProblem,
 def test_the_product_of_all_has_a_copy_whose_parts_are_the_modules(
     tmp_path: Path, cache: BinaryCache, bias: bool
 ) -> None:
-    of = {"bias": "bf16"} if bias else {}
+    of: dict[str, Any] = {"bias": "bf16"} if bias else {}
     table = made(tmp_path, cache, (packed(4, **of), ROWS), *parts(4, ROWS, **of), *parts(9, ROWS, **of))
     model = Attention(bias=bias)
     with gemmtune.torch.apply(model, table, fuse=True) as handle:
@@ -148,7 +148,7 @@ def test_the_faster_of_the_product_and_its_parts_runs(tmp_path: Path, cache: Bin
     with gemmtune.torch.apply(model, table, fuse=True) as handle:
         assert prepack_model(model) == NAMES
         assert ran(model, 4) == MERGED, "one launch takes the verdicts' time, three take three times as long"
-        (group,) = handle._served.weight_groups
+        (group,) = handle._weight_groups
         (slow,) = (row for row in group.tuned() if row.product.m == 4)
         object.__setattr__(slow.row.verdict, "seconds", 1.0)
         assert ran(model, 4) == ALONE

@@ -25,7 +25,9 @@ def quantised(late: bool, layouts: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph
         node.meta["val"] = value
         return node
 
-    copies = [(given(f"p{i}", torch.empty(64)), layout) for i, layout in enumerate(layouts)] or [(), ()]
+    copies: list[tuple[Any, ...]] = [
+        (given(f"p{i}", torch.empty(64)), layout) for i, layout in enumerate(layouts)
+    ] or [(), ()]
 
     def product(copy: tuple[Any, ...], *operands: Any) -> Any:
         x, weight, scales, bias = operands
