@@ -20,6 +20,12 @@ def prepacked(problem: GemmProblem) -> GemmProblem:
     return replace(problem, prepacked=True) if packable(problem) else problem
 
 
+def ids_packed_or_not(read: Imported) -> frozenset[str]:
+    """The ids of a file's problems, and of the same for a program that packs its weights."""
+    found = [item.problem for item in read.problems]
+    return frozenset(problem.id for one in found for problem in (one, prepacked(one)))
+
+
 def prepack(read: Imported, source: object) -> Imported:
     """What a file held, with its products by quantised weights as those of a program that packs these. A
     problem that it then has twice counts once, with the calls of both. Raises InvalidProblem, which names

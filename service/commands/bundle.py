@@ -39,7 +39,7 @@ from service.commands.common import (
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import DEFAULTS, Imported
 from service.formats.model.config import ModelConfig
-from service.prepacking import prepacked
+from service.prepacking import ids_packed_or_not
 from service.remote import Remote, ServiceError
 from service.settings import Settings
 from service.startup import open_database
@@ -139,7 +139,7 @@ def bundle(
     read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
     if model is not None:  # whether its weights are packed is the program's matter
-        ids |= {prepacked(one.problem).id for one in read[-1].problems}
+        ids |= ids_packed_or_not(read[-1])
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
     asked = _Asked(output, device, target, policy, pretuned, digest, frozenset(ids) if read else None)

@@ -9,7 +9,7 @@ import pytest
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_linear
 from service.formats.core.base import Imported, ImportedProblem, Rejected
-from service.prepacking import packable, prepack, prepacked
+from service.prepacking import ids_packed_or_not, packable, prepack, prepacked
 
 PLAIN = from_linear(4, 64, 256, "bf16")
 
@@ -40,6 +40,11 @@ def test_a_problem_that_is_there_twice_then_counts_once() -> None:
     assert found.problems == [
         ImportedProblem(weights(prepacked=True), 7, ("a", "c")), ImportedProblem(PLAIN, 1, ("b",)),
     ]  # fmt: skip
+
+
+def test_the_ids_of_both() -> None:
+    found = ids_packed_or_not(read((PLAIN, 1, ""), (weights(), 1, ""), (GROUPED, 1, "")))
+    assert found == {one.id for one in (PLAIN, weights(), weights(prepacked=True), GROUPED)}
 
 
 def test_a_file_without_such_weights_is_refused() -> None:
