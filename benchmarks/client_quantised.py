@@ -2,15 +2,19 @@
 
     python -m benchmarks.client_quantised tune OUT.gtb [--batch 1 8] [--seconds 3] [--minutes M] [--config FILE]
     python -m benchmarks.client_quantised run BUNDLE --json OUT [--batch 1 8] [--layers N] [--quick]
+    python -m benchmarks.client_quantised run BUNDLE --prepacked [--seconds 3]   # tunes too, where there is no BUNDLE
 
 `tune` tunes the model's linear layers (w4a16, groups of 128 with scales of bf16, z = 8) at each batch on this GPU and
-writes the winners into a bundle; no service is needed. `run` needs the client, torch and transformers alone.
+writes the winners into a bundle; no service is needed. With `--prepacked` the problems are those that
+record(prepacked=True) sees in a decode step of one layer, and each is tuned for weights as they are stored, too. `run` needs the client, torch and transformers alone.
 
 `run` builds the model with random weights, captures one decode step in a CUDA graph and times its replays. Ways, one
 after another: bf16 (nn.Linear); gemmtune (QuantizedLinear under apply()); gemmtune_fused (under apply(fuse=True)); dequantised
 (the same modules without a table: what runs where M has no row); int4pack (torch._weight_int4pack_mm of the same weights). The output layer stays
 bf16 in all. Logits are compared with those of the dequantised weights. What packing takes is told apart: gemmtune reads
-the stored form, so that it packs nothing. `--quick`: 2 layers, batch 1. On a CPU steps are called without a graph, and
+the stored form, so that it packs nothing. `run --prepacked` adds prepacked and prepacked_fused, the same two with packed
+copies by prepack_model(): of the same model, after those without copies. `packing` has the seconds of packing the whole
+model (kernels loaded before) and the bytes of the copies. `--quick`: 2 layers, batch 1. On a CPU steps are called without a graph, and
 int4pack is left out.
 """
 
@@ -83,8 +87,14 @@ def measured(tuned: Tuned) -> Measured | None:
 def write_tuned(options: argparse.Namespace) -> None:
     """Tunes every product and writes the bundle. Raises SystemExit where nothing won."""
     config = json.loads(options.config.read_text())
-    found, started = machine(options.device, 1)[0], time.monotonic()
     wanted, rows = problems(config, options.batch), 0
+    if options.prepacked:
+        from benchmarks.packed_models import recorded  # noqa: PLC0415
+
+        device = _torch_device(options.device)
+        wanted = recorded(build(config, 1, device), options.batch, device, GROUP)
+        _free()
+    found, started = machine(options.device, 1)[0], time.monotonic()
     policy, cache = MeasurementPolicy.of(found.environment.vendor), kernel_cache()
     device = found.environment.device_class
     with (
@@ -126,6 +136,21 @@ def _number(value: float | None) -> str:
 
 
 # ---- run -----------------------------------------------------------------------------------------
+
+
+def _torch_device(vendor: str) -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.device("cpu") if vendor == "cpu" else torch.device("cuda", 0)
+
+
+def _free() -> None:
+    """Gives what a model had back to the device."""
+    import torch  # noqa: PLC0415
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def build(config: Mapping[str, Any], count: int | None, device: Any) -> Any:
@@ -179,16 +204,6 @@ def int4pack_modules(model: Any) -> None:
             setattr(model.get_submodule(parent), last, Int4Linear(module))
 
 
-def _seconds(device: Any, run: Callable[[], Any]) -> tuple[float, Any]:
-    from benchmarks.client_torch import wait  # noqa: PLC0415
-
-    wait(device)
-    begin = time.perf_counter()
-    found = run()
-    wait(device)
-    return time.perf_counter() - begin, found
-
-
 def steps(
     model: Any, way: str, options: argparse.Namespace, device: Any,
     used: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -229,17 +244,20 @@ def decode(options: argparse.Namespace) -> None:
     import torch  # noqa: PLC0415
 
     from benchmarks.client_torch_model import library  # noqa: PLC0415
+    from benchmarks.packed_models import packed, seconds_of  # noqa: PLC0415
 
     if options.quick:
         options.layers, options.batch = options.layers or _QUICK_LAYERS, [1]
+    if options.prepacked and not options.bundle.exists():
+        write_tuned(options)
     config = json.loads(options.config.read_text())
     table = gemmtune.load(options.bundle)
     vendor = table.device.vendor
-    device = torch.device("cpu") if vendor == "cpu" else torch.device("cuda", 0)
+    device = _torch_device(vendor)
     model = build(config, options.layers, device)
     ways = {"bf16": steps(model, "bf16", options, device)}
-    packing: dict[str, float] = {}
-    packing["quantize_seconds"], names = _seconds(
+    packing: dict[str, Any] = {}
+    packing["quantize_seconds"], names = seconds_of(
         device, lambda: gemmtune.torch.quantize_model(model, group_size=GROUP)
     )
     gc.collect()
@@ -247,9 +265,16 @@ def decode(options: argparse.Namespace) -> None:
     for way, fuse in (("gemmtune", False), ("gemmtune_fused", True)):
         used = partial(gemmtune.torch.apply, model, table, fuse=fuse, race=not options.no_race)
         ways[way] = steps(model, way, options, device, used)
+    ours = ["gemmtune", "gemmtune_fused"]
+    if options.prepacked:
+        for way, fuse in (("prepacked", False), ("prepacked_fused", True)):
+            applied = partial(gemmtune.torch.apply, model, table, fuse=fuse, race=not options.no_race)
+            said = packing.setdefault(way, {})
+            ways[way] = steps(model, way, options, device, partial(packed, model, applied, device, said))
+            ours.append(way)
     ways["dequantised"] = steps(model, "dequantised", options, device)
     if vendor == "cuda":
-        packing["int4pack_seconds"], _ = _seconds(device, lambda: int4pack_modules(model))
+        packing["int4pack_seconds"], _ = seconds_of(device, lambda: int4pack_modules(model))
         ways["int4pack"] = steps(model, "int4pack", options, device)
     rows = []
     for batch in options.batch:
@@ -262,10 +287,10 @@ def decode(options: argparse.Namespace) -> None:
             one["to_dequantised"] = None if logits is None or way == "bf16" else distance(logits, exact)
             values[way] = one
         values["speedup"] = {
-            ours: {
-                way: values[way]["milliseconds"] / values[ours]["milliseconds"] for way in ways if way != ours
+            one: {
+                way: values[way]["milliseconds"] / values[one]["milliseconds"] for way in ways if way != one
             }
-            for ours in ("gemmtune", "gemmtune_fused")
+            for one in ours
         }
         rows.append(values)
     figures = {
@@ -274,13 +299,12 @@ def decode(options: argparse.Namespace) -> None:
         "group": GROUP, "torch": str(torch.__version__), "transformers": library().__version__,
         "packing": packing, "rows": rows,
     }  # fmt: skip
-    for one in rows:
-        for ours, over in one["speedup"].items():
-            say(
-                f"batch {one['batch']}: {ours} over "
-                + ", ".join(f"{way} {x:.3f}x" for way, x in over.items())
-            )
-    write(options.json.stem, machine(vendor, 1)[0].environment, figures, options.json.parent)
+    for row in rows:
+        for one, over in row["speedup"].items():
+            said_over = ", ".join(f"{way} {x:.3f}x" for way, x in over.items())
+            say(f"batch {row['batch']}: {one} over {said_over}")
+    out = options.json or RESULTS / f"client-quantised{'-prepacked' * options.prepacked}.json"
+    write(out.stem, machine(vendor, 1)[0].environment, figures, out.parent)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -292,13 +316,15 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers(required=True)
     tuning = commands.add_parser("tune", help="tune the model's layers and write a bundle")
     tuning.add_argument("bundle", type=Path)
-    tuning.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
-    tuning.add_argument("--minutes", type=float, help="begin no further product after this time")
-    tuning.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
     tuning.set_defaults(command=write_tuned)
     running = commands.add_parser("run", help="time a decode step")
     running.add_argument("bundle", type=Path)
-    running.add_argument("--json", type=Path, default=RESULTS / "client-quantised.json", metavar="OUT")
+    running.add_argument(
+        "--json",
+        type=Path,
+        metavar="OUT",
+        help="default: client-quantised.json, or client-quantised-prepacked.json",
+    )
     running.add_argument("--layers", type=int, help="of the model, instead of its own number")
     running.add_argument("--quick", action="store_true", help=f"{_QUICK_LAYERS} layers, batch 1")
     running.add_argument(
@@ -306,6 +332,15 @@ def parser() -> argparse.ArgumentParser:
     )
     running.set_defaults(command=decode)
     for one in (tuning, running):
+        one.add_argument(
+            "--prepacked", action="store_true",
+            help="also rows that read packed copies of the weights; run tunes them where there is no BUNDLE",
+        )  # fmt: skip
+        one.add_argument(
+            "--seconds", type=float, default=3.0, help="of measuring, for each product that is tuned"
+        )
+        one.add_argument("--minutes", type=float, help="tune no further product after this time")
+        one.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"), help="that is tuned for")
         one.add_argument("--batch", nargs="+", type=int, default=[1, 8])
         one.add_argument("--config", type=Path, default=CONFIG, help="a Llama's config.json")
     return found

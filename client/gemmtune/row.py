@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Protocol
 
 from gemmtune.checked import Checked
 from gemmtune.description import PARALLEL, LaunchDescription, read_launch
+from gemmtune.errors import BundleError
 from gemmtune.problem import DTYPES, FIELDS, OPTIONAL, Key, key
 
 #: Vendor -> the call by which its launches were measured.
@@ -133,9 +135,7 @@ def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
     """A row of the manifest. Raises BundleError."""
     problem, solution = found.object("problem"), found.object("solution")
     canonical = problem.mapping("canonical")
-    if set(canonical) | set(OPTIONAL) != set(FIELDS):
-        odd = sorted((set(canonical) | set(OPTIONAL)) ^ set(FIELDS))
-        raise problem.fail("canonical", f"has other fields than a problem: {', '.join(odd)[:200]}")
+    _check_fields(problem, set(canonical))
     if any(isinstance(value, (dict, list)) for value in canonical.values()):
         raise problem.fail("canonical", "must have plain values")
     operands = _operands(found)
@@ -160,6 +160,25 @@ def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
         bundle=bundle,
         packing=_packing(found, vendor, operands, canonical),
     )  # fmt: skip
+
+
+def _check_fields(problem: Checked, given: set[str]) -> None:
+    """Raises BundleError for a field that a problem lacks, and for one that only a newer client knows."""
+    if lacking := sorted(set(FIELDS) - set(OPTIONAL) - given):
+        raise problem.fail("canonical", f"lacks fields of a problem: {', '.join(lacking)[:200]}")
+    if unknown := sorted(given - set(FIELDS)):
+        names = f"field{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))[:200]}"
+        raise BundleError(
+            f"the manifest's {problem.place('canonical')} has the {names}, which this client ({_version()}) "
+            "does not know; a newer gemmtune wrote it: pip install -U gemmtune-client"
+        )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gemmtune-client")
+    except metadata.PackageNotFoundError:  # a folder on the path
+        return "of no installed version"
 
 
 def _packing(

@@ -39,6 +39,7 @@ from service.commands.common import (
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import DEFAULTS, Imported
 from service.formats.model.config import ModelConfig
+from service.prepacking import ids_packed_or_not
 from service.remote import Remote, ServiceError
 from service.settings import Settings
 from service.startup import open_database
@@ -98,7 +99,10 @@ def bundle(
     problems: Annotated[
         Path | None, typer.Option(help="Only the problems of this file, of any format that tune reads.")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Only the problems of a model's config.json.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Only the problems of a model's config.json, its weights packed or not."),
+    ] = None,
     format_name: FormatName = None,
     tp: Annotated[int, typer.Option("--tp", help="Of the model: devices that share each layer.")] = 1,
     tokens: Annotated[
@@ -134,6 +138,8 @@ def bundle(
     options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
     read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
+    if model is not None:  # whether its weights are packed is the program's matter
+        ids |= ids_packed_or_not(read[-1])
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
     asked = _Asked(output, device, target, policy, pretuned, digest, frozenset(ids) if read else None)

@@ -45,11 +45,12 @@ from service.commands.common import (
     workspace_limit,
 )
 from service.commands.export import validators_of
+from service.commands.weights import PrepackedFile
 from service.formats import WRITERS, ReadOptions
 from service.formats.core.export import ComparesCandidates, ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
 from service.model.gain import TokenGain, gains_of
-from service.model.outputs import OUTPUTS, output_for
+from service.model.outputs import OUTPUTS, output_for, plan_for
 from service.model.plan import ModelPlan, check_not_hub, read_model
 from service.model.request import Fetch, Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
@@ -92,6 +93,7 @@ def model(
     dtype: Annotated[
         str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
     ] = None,
+    prepacked: PrepackedFile = False,
     device: OwnDevice = None,
     index: Index = None,
     target: Annotated[
@@ -141,7 +143,7 @@ def model(
         remote = None if server is None else stack.enter_context(Remote(server))
         place = _there(remote, options) if remote is not None else _here(options, tune)
         chosen = output_for(output, place.device)
-        plan = plan.of(chosen.products)
+        plan = plan_for(chosen, plan, prepacked)
         options = replace(options, plan=plan)
         given = validators_of(validator or ())
         if chosen.by_torch:

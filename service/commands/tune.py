@@ -47,7 +47,7 @@ from service.commands.grouping import routing as routing_of
 from service.commands.weights import (
     DtypeB,
     DtypeD,
-    Prepacked,
+    PrepackedFile,
     ScaleA,
     ScaleB,
     ScaleD,
@@ -56,6 +56,7 @@ from service.commands.weights import (
     scaling_of,
 )
 from service.formats.core.base import Imported, ImportedProblem
+from service.prepacking import prepack
 from service.settings import Settings
 from tuners.budget import Search
 from tuners.campaign_shares import check_seconds
@@ -81,7 +82,7 @@ def tune(
     scale_d: ScaleD = None,
     scale_dtype: ScaleDtype = None,
     zero_b: ZeroB = None,
-    prepacked: Prepacked = False,
+    prepacked: PrepackedFile = False,
     groups: Groups = None,
     routing: Routing = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
@@ -165,11 +166,13 @@ def tune(
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
         "scaling": scaling_of(scale_a, scale_b, scale_d, scale_dtype, zero_b), "groups": groups,
-        "routing": routing_of(routing), "prepacked": prepacked or None,
+        "routing": routing_of(routing), "prepacked": (prepacked and file is None) or None,
     }  # fmt: skip
     fields = {name: value for name, value in one.items() if value is not None}
     experts = expert_options(ep, hidden_size, top_k)
     read = _input(file, format_name, fields, tp, tokens, layers, experts)
+    if file is not None and prepacked and read.problems:
+        read = prepack(read, file)
     rejected = len(read.rejected) + read.rejected_more
     if not read.problems and rejected:
         if as_json:

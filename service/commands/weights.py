@@ -41,6 +41,15 @@ Prepacked = Annotated[
         help="The program packs quantised weights once, at load, into the layout that the solution names.",
     ),
 ]
+#: Of commands that take a file or a model.
+PrepackedFile = Annotated[
+    bool,
+    typer.Option(
+        "--prepacked",
+        help="The program packs quantised weights once, at load, into the layout that the solution names: of "
+        "every problem that has such weights.",
+    ),
+]
 
 
 def scaling_of(a: str | None, b: str | None, d: str | None, dtype: str | None, zero: str | None) -> Any:

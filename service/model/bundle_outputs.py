@@ -30,7 +30,7 @@ def _check(request: Request) -> None:
 
 
 def _write(
-    request: Request, rows: Sequence[ExportRow], lines: Callable[[Path], tuple[str, ...]], *notes: str
+    request: Request, rows: Sequence[ExportRow], lines: Callable[[Path, bool], tuple[str, ...]], *notes: str
 ) -> Written:
     """Writes the rows that kernels of our own won: compiled here, or by the service that they are read from.
     Raises ExportRefused where none can be written, StorageError, ServiceError, BundleError."""
@@ -57,7 +57,8 @@ def _write(
             f"no bundle was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
         )
     note = f"a bundle is code of {request.device}: load it from a place that only you can write"
-    return Written((path,), lines(path), (note, *notes), report)
+    packs = any(item.problem.prepacked for item in request.plan.problems)
+    return Written((path,), lines(path, packs), (note, *notes), report)
 
 
 def _fetched(fetch: Fetch, path: Path, target: str, rows: Sequence[ExportRow], report: ModelReport) -> None:
@@ -71,8 +72,9 @@ def _fetched(fetch: Fetch, path: Path, target: str, rows: Sequence[ExportRow], r
             report.omit("the service's bundle has no row of it", row.problem)
 
 
-def bundle_lines(path: Path) -> tuple[str, ...]:
-    """The lines of Python that open a bundle."""
+def bundle_lines(path: Path, packs: bool = False) -> tuple[str, ...]:
+    """The lines of Python that open a bundle. A program that packs weights launches prepare_packing() of its
+    kernels itself."""
     return (
         "import gemmtune",
         f"table = gemmtune.load({str(path)!r})",
@@ -80,15 +82,17 @@ def bundle_lines(path: Path) -> tuple[str, ...]:
     )
 
 
-def torch_lines(path: Path) -> tuple[str, ...]:
+def torch_lines(path: Path, packs: bool = False) -> tuple[str, ...]:
     """The lines of Python that serve a torch model from a bundle; `model` is the loaded model, on its device
-    and in its dtype."""
+    and in its dtype, and `packs` whether it packs its quantised weights."""
+    packing = ("gemmtune.torch.prepack_model(model)",) if packs else ()
     return (
         "import gemmtune",
         "import gemmtune.torch",
         f"table = gemmtune.load({str(path)!r})",
         "# Before torch.compile and before CUDA graphs are captured; applied.disable() undoes it.",
         "applied = gemmtune.torch.apply(model, table, fuse=True)",
+        *packing,
     )
 
 
@@ -97,11 +101,11 @@ BUNDLE_OUTPUTS = (
     Output(
         "bundle", "a bundle of our own kernels", _VENDORS, _check,
         lambda request, rows: _write(request, rows, bundle_lines), "python",
-        products="all",
+        products="all", packs=True,
     ),
     Output(
         "torch", "a torch program with our own kernels", _VENDORS, _check,
         lambda request, rows: _write(request, rows, torch_lines, _REPORT), "python",
-        layers="both", merging=True, products="all",
+        layers="both", merging=True, products="all", packs=True,
     ),
 )  # fmt: skip

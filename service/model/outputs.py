@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from backends.environment import DeviceClass
 from service.formats.core.export import ExportRefused
 from service.model.bundle_outputs import BUNDLE_OUTPUTS
+from service.model.plan import ModelPlan
 from service.model.request import Output
 from service.model.text_outputs import TEXT_OUTPUTS
 
@@ -33,3 +34,19 @@ def output_for(name: str, device: DeviceClass) -> Output:
             f"not on {device}; there works: {works}"
         )
     return output
+
+
+def plan_for(output: Output, plan: ModelPlan, prepacked: bool) -> ModelPlan:
+    """The plan of what the output has of a model; with `prepacked` that of a program that packs the model's
+    quantised weights. Raises ExportRefused where no program with the output's files does, InvalidProblem for
+    a model without such weights."""
+    plan = plan.of(output.products)
+    if not prepacked:
+        return plan
+    if not output.packs:
+        works = ", ".join(other.name for other in OUTPUTS.values() if other.packs)
+        raise ExportRefused(
+            f"--prepacked is of programs that pack weights for our own kernels, not of --for {output.name}; "
+            f"there works: {works}"
+        )
+    return plan.prepacked()

@@ -14,6 +14,7 @@ from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported, ImportedProblem, printable
 from service.formats.model.config import Merge, merges_of
 from service.formats.vllm.experts import KeyedCall
+from service.prepacking import prepack, prepacked
 
 #: What a model is called on a hub: OWNER/NAME.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -64,6 +65,16 @@ class ModelPlan:
         kept = [item for item in self.problems if bool(item.problem.groups) == (products == "experts")]
         ways = {way: plan.of(products) for way, plan in self.ways.items()}
         return replace(self, read=replace(self.read, problems=kept), ways=ways)
+
+    def prepacked(self) -> ModelPlan:
+        """The plan of a program that packs the model's quantised weights. Raises InvalidProblem where there
+        is none."""
+        ways = {way: plan.prepacked() for way, plan in self.ways.items()}
+        merges = [
+            replace(one, fused=prepacked(one.fused), parts=tuple(map(prepacked, one.parts)))
+            for one in self.merges
+        ]
+        return replace(self, read=prepack(self.read, self.name), ways=ways, merges=merges)
 
     def some(self, problems: Sequence[GemmProblem]) -> Imported:
         """The file with these of its problems only, as a tuning takes it."""

@@ -54,7 +54,7 @@ class Output:
     lines to paste. `format_name`: the export format whose keys are written back, if it is one. `by_torch`: a
     torch build loads the file, so the request must name it. `layers`: how the program runs a model's layers
     (ReadOptions). `merging`: it computes split layers as one GEMM where that is faster. `products`: those of
-    the model that the file has (ModelPlan.of)."""
+    the model that the file has (ModelPlan.of). `packs`: the program can pack quantised weights at load."""
 
     name: str
     what: str
@@ -67,6 +67,7 @@ class Output:
     layers: str = "fused"
     merging: bool = False
     products: str = "linear"
+    packs: bool = False
 
 
 def check_nothing(_: Request) -> None:

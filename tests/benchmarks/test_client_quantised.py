@@ -70,6 +70,68 @@ def test_a_proven_win_is_a_row_that_the_client_reads(tmp_path: Path, cache: Bina
     assert row.verdict.speedup == (1.4, 1.5, inf)
 
 
+@pytest.mark.torch
+def test_a_run_with_packed_copies_tunes_first_where_there_is_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+    def tuned(options: Any) -> None:
+        raise SystemExit(f"tuned batch {options.batch} for {options.device}, {options.seconds:g} s each")
+
+    monkeypatch.setattr(client_quantised, "write_tuned", tuned)
+    run = ["run", str(tmp_path / "new.gtb"), "--prepacked", "--quick", "--seconds", "2"]
+    with pytest.raises(SystemExit, match=r"tuned batch \[1\] for cuda, 2 s each"):
+        client_quantised.main(run)
+
+
+@pytest.mark.cuda  # as the next one
+@pytest.mark.torch
+def test_what_a_model_records_is_what_is_tuned_for_it() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from benchmarks.packed_models import recorded
+
+    model = client_quantised.build(SMALL, 1, torch.device("cpu"))
+    found = recorded(model, [1, 8], torch.device("cpu"), client_quantised.GROUP)
+    stored = set(client_quantised.problems(SMALL, [1, 8]))
+    assert [one.prepacked for one in found] == [True, False] * len(stored)
+    assert {one for one in found if not one.prepacked} == stored
+    assert {replace(one, prepacked=False) for one in found if one.prepacked} == stored
+
+
+@pytest.mark.cuda  # transformers is on the GPU machine, and in no extra
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_run_with_packed_copies_on_a_cpu(tmp_path: Path, cache: BinaryCache) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.client.torch.quantised.emulated import write
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SMALL))
+    stored = client_quantised.problems(SMALL, [1])
+    problems = [(one, "dequant-gemv") for one in stored]
+    problems += [(replace(one, prepacked=True), "packed-mma") for one in stored]
+    bundle = write(tmp_path / "small.gtb", problems, cache)
+    out = tmp_path / "found.json"
+    client_quantised.main(
+        ["run", str(bundle), "--prepacked", "--json", str(out), "--config", str(config), "--quick"]
+    )
+    found: dict[str, Any] = json.loads(out.read_text())
+    (row,) = found["rows"]
+    for way, calls in (("prepacked", 14), ("prepacked_fused", 8)):
+        assert found["packing"][way]["modules"] == 14
+        assert found["packing"][way]["bytes"] > 0
+        assert found["packing"][way]["seconds"] > 0
+        assert sum(one[3] for one in row[way]["rows"]) == calls
+        assert row[way]["missed"] == []
+        assert row[way]["to_dequantised"] < 0.1
+        assert row["speedup"][way].keys() >= {"gemmtune", "gemmtune_fused"}
+    assert sum(one[3] for one in row["gemmtune"]["rows"]) == 14
+
+
 @pytest.mark.cuda  # transformers is on the GPU machine, and in no extra
 @pytest.mark.torch
 @pytest.mark.compiler

@@ -7,6 +7,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ MANIFESTS: dict[str, tuple[Change, str]] = {
     "negative bytes": (lambda d: d["binaries"][bundles.digest(BINARY)].update(bytes=-1), "must be between"),
     "a loss": (lambda d: d["rows"][0]["verdict"].update(judgement="LOSS"), "'LOSS' is unknown; known: WIN"),
     "no canonical": (lambda d: d["rows"][0]["problem"].pop("canonical"), "lacks .*canonical"),
-    "a field more": (lambda d: d["rows"][0]["problem"]["canonical"].update(x=1), "other fields than.*: x"),
+    "a field less": (lambda d: d["rows"][0]["problem"]["canonical"].pop("lda"), "lacks fields.*: lda; .*dam"),
     "a list as m": (lambda d: d["rows"][0]["problem"]["canonical"].update(m=[1]), "plain values"),
     "twice": (lambda d: d["rows"].append(d["rows"][0]), "two rows"),
     "workspace": (lambda d: d["rows"][0]["workspace"].update(bytes=2**60), "bytes must be between"),
@@ -139,6 +140,35 @@ def test_a_manifest_that_is_wrong(tmp_path: Path, name: str) -> None:
     change(found)
     with pytest.raises(gemmtune.BundleError, match=text):
         Bundle(bundles.write_members(tmp_path / "b.gtb", _members(found)))
+
+
+def test_a_field_that_a_newer_gemmtune_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _document()
+    found["rows"][0]["problem"]["canonical"].update(sparse="2:4", x=1)
+    path = bundles.write_members(tmp_path / "b.gtb", _members(found))
+    monkeypatch.setattr(metadata, "version", {"gemmtune-client": "0.1.0"}.__getitem__)
+    with pytest.raises(gemmtune.BundleError) as caught:
+        Bundle(path)
+    assert str(caught.value) == (
+        "the manifest's rows[0].problem.canonical has the fields 'sparse', 'x', which this client (0.1.0) "
+        "does not know; a newer gemmtune wrote it: pip install -U gemmtune-client"
+    )
+
+
+def test_a_client_that_is_not_installed_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    found = _document()
+    found["rows"][0]["problem"]["canonical"].update(x=1)
+    path = bundles.write_members(tmp_path / "b.gtb", _members(found))
+    monkeypatch.setattr(metadata, "version", absent)
+    with pytest.raises(
+        gemmtune.BundleError, match=r"field 'x', which this client \(of no installed version\)"
+    ):
+        Bundle(path)
 
 
 JUNK = st.recursive(

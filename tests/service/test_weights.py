@@ -97,3 +97,24 @@ def test_what_is_not_prepacked_names_the_field(home: Home, server: str) -> None:
     code, _, said = home.run("tune", *ONE[:8], "--prepacked", "--device", "cpu")
     assert code == 2
     assert "prepacked true is of quantised weights, not of bf16" in said
+
+
+def test_the_weights_of_a_file_are_packed(home: Home, server: str) -> None:
+    plain = {"m": 4, "n": 64, "k": 256, "dtype": "bf16"}
+    file = home.folder / "captured.jsonl"
+    file.write_text(f"{json.dumps({**WIRE, 'n': 32, 'count': 8})}\n{json.dumps(plain)}\n")
+    done = home.json("tune", str(file), "--prepacked", "--seconds", "0.2", "--server", server)
+    assert [one["wire"].get("prepacked", False) for one in done["results"]] == [True, False]
+    assert [(one["n"], one["count"]) for one in done["problems"]] == [(32, 8), (64, 1)]
+    file.write_text(json.dumps(plain))
+    code, _, said = home.run("tune", str(file), "--prepacked", "--device", "cpu")
+    assert code == 2
+    assert "none of the 1 problem of" in said
+
+
+def test_a_model_without_such_weights_is_not_packed(home: Home) -> None:
+    model = "tests/data/models/qwen3-0.6b.json", "--prepacked", "--no-tune", "--device", "cpu"
+    why = {"torch": "has such weights: leave the option out", "c-header": "there works: bundle, torch"}
+    for output, words in why.items():
+        code, _, said = home.run("model", *model, "--for", output)
+        assert (code, words in " ".join(said.split())) == (2, True), said

@@ -180,6 +180,14 @@ class Applied(Handle):
             self._patched.append(module)
         self.modules = len(self._patched)
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory of the packed copies of the model's weights, beside the weights themselves."""
+        copies = [one.packed for one in _quantized(self._model, self._served)]
+        copies += [one.packed_data for one in self._weight_groups]
+        storages = [one.untyped_storage() for one in copies if one is not None]
+        return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
     def disable(self) -> None:
         """Restores the modules. Does nothing the second time."""
         if not self.enabled:

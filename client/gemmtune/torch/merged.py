@@ -33,5 +33,10 @@ class MergedWeights(Protocol):
     def device_type(self) -> str:
         """Of the weights."""
 
-    def row(self, m: int, dtype: Any) -> TunedRow | None:
-        """The row of the product of all for M rows of a type; None where the siblings compute alone."""
+    @property
+    def joined(self) -> bool:
+        """Whether the modules' packed copies lie behind each other and are together that of the product."""
+
+    def row(self, m: int, dtype: Any, copy: bool = True) -> TunedRow | None:
+        """The row of the product of all for M rows of a type; None where the siblings compute alone. `copy`:
+        whether it may read the packed copy."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
+from gemmtune.torch.quantised.fuse import merged_form, weight_groups
+from gemmtune.torch.quantised.prepack import ACTIVATIONS
 from gemmtune.torch.quantised.products import WeightProduct
 
 if TYPE_CHECKING:
@@ -58,9 +61,9 @@ class Recording:
         self._override = override.install(self._type)
         watch.add(self)
         if self._model is not None:
-            for modules in groups(self._model, None):
-                hook = _Siblings(self, modules)
-                self._hooks.append(modules[0].register_forward_pre_hook(hook))
+            hooks: list[_Siblings] = [_LinearSiblings(self, one) for one in groups(self._model, None)]
+            hooks += [_WeightSiblings(self, one) for one in weight_groups(self._model, None)]
+            self._hooks += [one.first.register_forward_pre_hook(one) for one in hooks]
 
     def stop(self) -> None:
         """Records no longer. Does nothing the second time."""
@@ -134,26 +137,55 @@ class Recording:
             raise ServingError(f"{server} does not answer as a service of gemmtune: {error}") from error
 
 
-class _Siblings:
+class _Siblings(ABC):
     """A hook before the first of the siblings, which records the product of all."""
 
-    def __init__(self, recording: Recording, modules: list[Any]) -> None:
-        first = modules[0]
+    def __init__(self, recording: Recording, modules: Sequence[Any]) -> None:
+        self.first = modules[0]
         self._recording = recording
-        self._n, self._k = sum(one.weight.shape[0] for one in modules), first.weight.shape[1]
-        self._dtype, self._extra = first.weight.dtype, "" if first.bias is None else "bias"
+        self._extra = "" if self.first.bias is None else "bias"
+
+    @abstractmethod
+    def product(self, given: Any) -> AnyProduct | None:
+        """The product of all for an input that has elements; None if there is none."""
 
     def __call__(self, module: Any, arguments: tuple[Any, ...]) -> None:
         given: Any = arguments[0] if arguments else None
-        if (
-            type(given) is torch.Tensor
-            and given.dtype == self._dtype
-            and given.numel()
-            and self._dtype in NAMES
-        ):
-            m, n, k = given.numel() // self._k, self._n, self._k
-            product = Product(m, n, k, (False, k), (True, k), self._dtype, self._dtype, self._extra)
-            self._recording.saw(product, None, given.device.type)
+        if type(given) is torch.Tensor and given.numel():
+            product = self.product(given)
+            if product is not None:
+                self._recording.saw(product, None, given.device.type)
+
+
+class _LinearSiblings(_Siblings):
+    """Of nn.Linear."""
+
+    def __init__(self, recording: Recording, modules: Sequence[Any]) -> None:
+        super().__init__(recording, modules)
+        self._n, self._k = sum(one.weight.shape[0] for one in modules), self.first.weight.shape[1]
+        self._dtype = self.first.weight.dtype
+
+    def product(self, given: Any) -> AnyProduct | None:
+        """See _Siblings."""
+        if given.dtype != self._dtype or self._dtype not in NAMES:
+            return None
+        m, n, k = given.numel() // self._k, self._n, self._k
+        return Product(m, n, k, (False, k), (True, k), self._dtype, self._dtype, self._extra)
+
+
+class _WeightSiblings(_Siblings):
+    """Of QuantizedLinear."""
+
+    def __init__(self, recording: Recording, modules: Sequence[Any]) -> None:
+        super().__init__(recording, modules)
+        self._form = merged_form(modules)
+
+    def product(self, given: Any) -> AnyProduct | None:
+        """See _Siblings."""
+        bias = self.first.bias
+        if given.dtype not in ACTIVATIONS or (bias is not None and bias.dtype != given.dtype):
+            return None
+        return WeightProduct(given.numel() // self._form.k, self._form, given.dtype, self._extra)
 
 
 def record(

@@ -12,9 +12,11 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.packages.bundle_file import BundleFile
+from backends.problem import from_linear
 from service.bundles import Workshop
 from service.errors import Refused
 from service.formats import ReadOptions
+from service.formats.core.base import ImportedProblem
 from service.formats.core.export import ExportRefused, ExportRow, TargetRow
 from service.model.outputs import OUTPUTS
 from service.model.plan import ModelPlan, read_model
@@ -53,6 +55,24 @@ def rows(plan: ModelPlan) -> list[ExportRow]:
     found[1] = replace(found[1], targets={"bundle": tie})
     found[2] = replace(found[2], targets={}, targets_judged=False)
     return found
+
+
+@pytest.mark.parametrize(("name", "packs"), [("torch", True), ("bundle", False)])
+def test_a_torch_program_packs_the_weights_that_were_tuned_for_it(
+    plan: ModelPlan, tmp_path: Path, cache: BinaryCache, name: str, packs: bool
+) -> None:
+    how: dict[str, Any] = {
+        "dtype_b": "uint4",
+        "scale_b": "block_1x64",
+        "scale_dtype": "bf16",
+        "zero_b": "eight",
+    }
+    weights = from_linear(3, 64, 64, "bf16", prepacked=True, **how)
+    items = [*plan.problems, ImportedProblem(weights, 1, ())]
+    other = replace(plan, read=replace(plan.read, problems=items))
+    for one, said in ((plan, False), (other, packs)):
+        written = OUTPUTS[name].write(asked(one, tmp_path, cache), rows(plan))
+        assert (written.lines[-1] == "gemmtune.torch.prepack_model(model)") == said
 
 
 @pytest.mark.parametrize("name", ["bundle", "torch"])

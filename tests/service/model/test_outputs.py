@@ -14,14 +14,14 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
-from backends.errors import StorageError
+from backends.errors import InvalidProblem, StorageError
 from backends.kernels.triton.fused_moe import TritonFusedMoe
 from backends.problem import from_linear
 from backends.solution import Solution
 from service.bundles import Workshop
 from service.formats import ReadOptions, read_file
 from service.formats.core.export import ExportRefused, ExportRow, MeasuredCandidate
-from service.model.outputs import OUTPUTS, output_for
+from service.model.outputs import OUTPUTS, output_for, plan_for
 from service.model.plan import read_model
 from service.model.request import Request, check_folder
 from tests.service.formats import made
@@ -282,3 +282,13 @@ def test_through_a_service_the_export_writes_them(tmp_path: Path) -> None:
     request = replace(experts_asked(tmp_path), fetch=lambda *_: None)
     with pytest.raises(ExportRefused, match="gemmtune export vllm-moe --server URL"):
         OUTPUTS["vllm-moe"].check(request)
+
+
+def test_only_our_own_kernels_pack_weights() -> None:
+    plan = read_model(MODELS / "llama-3-8b.json", ReadOptions("", 1, (1,)))
+    for output in OUTPUTS.values():
+        refused = InvalidProblem if output.name in ("bundle", "torch") else ExportRefused
+        with pytest.raises(refused, match="prepacked"):
+            plan_for(output, plan, prepacked=True)
+    with pytest.raises(ExportRefused, match=r"not of --for tunableop; there works: bundle, torch"):
+        plan_for(OUTPUTS["tunableop"], plan, prepacked=True)

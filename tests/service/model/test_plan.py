@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import ReadError
+from backends.errors import InvalidProblem, ReadError
 from backends.problem import from_linear
 from service.formats import ReadOptions
 from service.model.plan import read_model
@@ -44,6 +44,26 @@ def test_with_both_kinds_of_layers_a_forward_pass_has_either() -> None:
     assert one.fused == from_linear(8, 6144, 4096, "bf16")
     assert one.parts == tuple(from_linear(8, n, 4096, "bf16") for n in (4096, 1024, 1024))
     assert len(merged) == 4
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+
+
+def test_the_plan_of_a_program_that_packs_quantised_weights(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(LLAMA.read_text()), "quantization_config": AWQ}))
+    stored = read_model(path, ReadOptions("", 1, (1, 8), layers="both"))
+    plan = stored.prepacked()
+    for one in (plan, *plan.ways.values()):
+        assert {item.problem.weight_only for item in one.problems} == {True, False}, "lm_head has 16 bits"
+        assert all(item.problem.prepacked == item.problem.weight_only for item in one.problems)
+    assert sum(plan.counts.values()) == sum(stored.counts.values())
+    assert plan.ways["split"].by_tokens().keys() == {1, 8}
+    for merge in plan.merges:
+        assert merge.fused.id in plan.ways["fused"].counts
+        assert all(part.prepacked and part.id in plan.ways["split"].counts for part in merge.parts)
+    with pytest.raises(InvalidProblem, match=r"none of the 5 problems of llama-3-8b has such weights: leave"):
+        read_model(LLAMA, ReadOptions("", 1, (1,))).prepacked()
 
 
 def test_a_folder_is_its_config_and_names_the_model(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ _GIVEN = ("placeholder", "get_attr")
 
 
 class _Linear(NamedTuple):
-    """The operands of a node of linear_w4a16 or linear_w8a16, and the form of its weights."""
+    """The operands of a node of linear_w4a16 or linear_w8a16, with its packed copy if it has one, and the
+    form of its weights."""
 
     node: Any
     input: Any
@@ -26,6 +27,8 @@ class _Linear(NamedTuple):
     group_size: int | None
     zero_point: str | None
     bits: int
+    layout: str | None
+    packed: Any
     form: Form
 
 
@@ -58,18 +61,21 @@ def _merged(
     no such group. `places`: of the graph's nodes."""
     for (forms, has_bias), group in by_forms.items():
         some = linears[: len(forms)]
-        if tuple(one.form for one in some) != forms or len({one[3:6] for one in some}) != 1:
+        if tuple(one.form for one in some) != forms or len({one[3:7] for one in some}) != 1:
             continue
         # A constant that a pass of torch's folded stands where it was computed, maybe after the first.
         first = places[some[0].node]
-        if any(places[node] > first for one in some for node in one.tensors if node is not None):
+        operands = [node for one in some for node in (*one.tensors, one.packed) if node is not None]
+        if any(places[node] > first for node in operands):
             continue
         x = some[0].input.meta["val"]
         sizes = x.shape[:-1]
         # Without the group's row its products are apart: M has to be known.
         if any((one.tensors[3] is not None) != has_bias for one in some) or not _known(sizes):
             continue
-        if x.device.type == group.device_type and group.row(sizes.numel(), x.dtype) is not None:
+        # Copies that are not together the product's are of no use to it.
+        copy = some[0].packed is not None and group.joined
+        if x.device.type == group.device_type and group.row(sizes.numel(), x.dtype, copy) is not None:
             _replace(some, x)
             return some
     return ()
@@ -85,7 +91,9 @@ def _replace(linears: Sequence[_Linear], x: Any) -> None:
     tensors = [[one for one in kind if one is not None] for kind in _by_kind(linears)]
     graph = first.node.graph
     with graph.inserting_before(first.node):
-        arguments = (first.input, *tensors, first.group_size, first.zero_point, first.bits)
+        packed = [one.packed for one in linears if one.packed is not None]
+        kind = first.group_size, first.zero_point, first.bits
+        arguments = (first.input, *tensors, *kind, packed, first.layout)
         merged = graph.call_function(merged_operator.OPERATOR, arguments)
         merged.meta["val"] = x.new_empty((*x.shape[:-1], sum(one.form.n for one in linears)))
         start = 0
@@ -110,24 +118,23 @@ def _linear(node: Any) -> _Linear | None:
     if node.op != "call_function" or node.kwargs:
         return None
     if node.target is operators.W4A16:
-        x, weight, scales, zeros, group_size, zero_point, bias, *packed = node.args
+        x, weight, scales, zeros, group_size, zero_point, bias, *copy = node.args
         bits = 4
     elif node.target is operators.W8A16:
-        x, weight, scales, group_size, bias, *packed = node.args
+        x, weight, scales, group_size, bias, *copy = node.args
         zeros, zero_point, bits = None, None, 8
     else:
         return None
-    if any(one is not None for one in packed):  # a copy of these weights alone
-        return None
+    packed, layout = copy or (None, None)
     tensors = weight, scales, zeros, bias
-    if any(one is not None and one.op not in _GIVEN for one in tensors):
+    if any(one is not None and one.op not in _GIVEN for one in (*tensors, packed)):
         return None
     words, steps, points = (None if one is None else one.meta["val"] for one in tensors[:3])
     form = form_of(words, steps, points, group_size, zero_point, bits)
-    return _Linear(node, x, tensors, group_size, zero_point, bits, form)
+    return _Linear(node, x, tensors, group_size, zero_point, bits, layout, packed, form)
 
 
 def forms_of(groups: Sequence[MergedWeights]) -> Iterator[str]:
     """What graphs depend on of the groups."""
     for group in groups:
-        yield f"{group.forms}{group.has_bias}"
+        yield f"{group.forms}{group.has_bias}{group.joined}"

@@ -1,7 +1,8 @@
 """gemmtune::merged_linear: one input by the quantised weights of several modules, side by side.
 
 torch.compile makes it of the projections that apply(fuse=True) merged. It is one product while their tensors
-lie behind each other in memory and the table in use has a row for it; else each weight's own operator."""
+lie behind each other in memory and the table in use has a row for it; else each weight's own operator. Packed
+copies that lie so are the product's own copy, as prepack_model() leaves them."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ import torch
 
 from gemmtune.torch.operators import joined
 from gemmtune.torch.quantised.form import form_of
-from gemmtune.torch.quantised.operators import by_row, linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.operators import NAMESPACE, by_row
 from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.served import current
 
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
     "merged_linear(Tensor input, Tensor[] weights, Tensor[] scales, Tensor[] zeros, Tensor[] biases, "
-    "int? group_size, str? zero_point, int bits) -> Tensor",
+    "int? group_size, str? zero_point, int bits, Tensor[] packed, str? layout) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
@@ -34,8 +35,10 @@ def _merged(
     group_size: int | None,
     zero_point: str | None,
     bits: int,
+    packed: Sequence[Any],
+    layout: str | None,
 ) -> Any:
-    served = current(x.device.type)
+    served, of_parts = current(x.device.type), layout
     kinds = [list(one) for one in (weights, scales, zeros, biases) if one]
     together = [joined(one) for one in kinds]
     here = all(one is not None and one.device == x.device for one in together)
@@ -44,16 +47,21 @@ def _merged(
         zero = rest.pop(0) if zeros else None
         bias = rest.pop(0) if biases else None
         form = form_of(weight, scale, zero, group_size, zero_point, bits)
-        product = WeightProduct(x.numel() // form.k, form, x.dtype, "" if bias is None else "bias")
-        found = by_row(served, product, x, weight, scale, zero, bias)
+        extra, copy = "" if bias is None else "bias", joined(packed) if packed else None
+        known = served.layouts.get(form, {})
+        if copy is None or layout is None or known.get(layout) != copy.numel():
+            copy = layout = None
+        product = WeightProduct(x.numel() // form.k, form, x.dtype, extra, copy is not None)
+        found = by_row(served, product, x, weight, scale, zero, bias, copy, layout)
         if found is not None:
             return found
     parts = []
-    for weight, scale, zero, bias in zip_longest(weights, scales, zeros, biases):
+    for weight, scale, zero, bias, own in zip_longest(weights, scales, zeros, biases, packed):
+        copy = () if own is None else (own, of_parts)
         if bits == 8:
-            parts.append(linear_w8a16(x, weight, scale, group_size, bias))
+            parts.append(NAMESPACE.linear_w8a16(x, weight, scale, group_size, bias, *copy))
         else:
-            parts.append(linear_w4a16(x, weight, scale, zero, group_size, bias, zero_point=zero_point))
+            parts.append(NAMESPACE.linear_w4a16(x, weight, scale, zero, group_size, zero_point, bias, *copy))
     return torch.cat(parts, dim=-1)
 
 

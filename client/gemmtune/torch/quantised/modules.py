@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from gemmtune.torch.quantised import operators
 from gemmtune.torch.quantised.form import WeightError
-from gemmtune.torch.quantised.prepack import prepacked
+from gemmtune.torch.quantised.prepack import ACTIVATIONS, prepacked
 from gemmtune.torch.quantised.quantise import quantize
 from gemmtune.torch.quantised.stored import QuantizedWeight
 
@@ -24,6 +24,18 @@ KEPT = ("lm_head",)
 
 class SharedInput(Protocol):
     """Modules of one input whose product is computed once (fuse.py)."""
+
+    modules: tuple[Any, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Whether the product has a packed copy that rows of the table in use read."""
+
+    def prepack(self, dtype: Any = None) -> None:
+        """Packs the weights of all for the table in use."""
+
+    def drop_packed(self) -> None:
+        """Computes by the stored weights from now on."""
 
     def take(self, module: Any, given: Any) -> Any | None:
         """The columns of one module's output; None if it has to compute alone."""
@@ -80,22 +92,22 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         whether there is one now: rows may all read weights as they are stored. dtype: the activations', by
         default the bias's, else the scales' if these have 16 bits, else bfloat16. Graphs that were captured
         before read the older copy: capture them again. Raises WeightError, ServingError, LaunchError."""
-        bias = self.bias
-        if dtype is None:
-            found = self.scales.dtype if bias is None else bias.dtype
-            dtype = found if found in (torch.bfloat16, torch.float16) else torch.bfloat16
-        form, zeros = self.quantized_weight.form, self.zeros
-        made = prepacked(form, self.weight, self.scales, zeros, dtype, bias is not None)
+        dtype = activations_of(self) if dtype is None else dtype
+        form, has_bias = self.quantized_weight.form, self.bias is not None
+        made = prepacked(form, self.weight, self.scales, self.zeros, dtype, has_bias)
         self.packed, self.layout = (None, None) if made is None else (made.data, made.layout)
         return made is not None
 
     def drop_packed(self) -> None:
-        """Computes by the stored weights from now on, and frees the packed copy."""
+        """Computes by the stored weights from now on, and frees the packed copy; so does the product of
+        modules that were merged with this one."""
         self.packed, self.layout = None, None
+        if (group := _GROUPS.get(self)) is not None:
+            group.drop_packed()
 
     def forward(self, input: Any) -> Any:  # noqa: A002
         """[..., in_features] to [..., out_features]."""
-        if _GROUPS and self.packed is None and not is_compiling():
+        if _GROUPS and not is_compiling():
             group = _GROUPS.get(self)
             found = None if group is None or type(input) is not torch.Tensor else group.take(self, input)
             if found is not None:
@@ -115,7 +127,7 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         kept = {name: self._buffers[name] for name in ("weight", "scales", "zeros")}
         places = [None if one is None else (one.device, one.data_ptr()) for one in kept.values()]
         copy, layout = self.packed, self.layout
-        self.drop_packed()
+        self.packed, self.layout = None, None
         super()._apply(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]
@@ -150,6 +162,12 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}{point}"
 
 
+def activations_of(module: QuantizedLinear) -> Any:
+    """The type of a module's activations: its bias's, else its scales' if of 16 bits, else bfloat16."""
+    found = module.scales.dtype if module.bias is None else module.bias.dtype
+    return found if found in ACTIVATIONS else torch.bfloat16
+
+
 def quantize_model(
     model: Any, *, keep: Collection[str] | Callable[[str, Any], bool] = KEPT, **options: Any
 ) -> list[str]:
@@ -170,10 +188,21 @@ def quantize_model(
 
 
 def prepack_model(model: Any, dtype: Any = None) -> list[str]:
-    """Calls prepack() of every QuantizedLinear of a model; the names of those that have a packed copy now.
-    Inside enable() or apply() of the table that will be in use."""
-    modules = [(name, one) for name, one in model.named_modules() if isinstance(one, QuantizedLinear)]
-    return [name for name, one in modules if one.prepack(dtype)]
+    """Calls prepack() of every QuantizedLinear of a model, and packs the weights that apply(fuse=True)
+    merged; the names of the modules that have a packed copy now, or a part in one. Inside enable() or apply()
+    of the table that will be in use."""
+    modules = {name: one for name, one in model.named_modules() if isinstance(one, QuantizedLinear)}
+    for one in modules.values():
+        one.prepack(dtype)
+        group = _GROUPS.get(one)
+        if group is not None and one is group.modules[-1]:  # at once: copies of parts may share its memory
+            group.prepack(dtype)
+    return [name for name, one in modules.items() if one.packed is not None or _in_packed(one)]
+
+
+def _in_packed(module: QuantizedLinear) -> bool:
+    group = _GROUPS.get(module)
+    return group is not None and group.packed
 
 
 def _try(name: str, module: Any, options: Mapping[str, Any]) -> None:

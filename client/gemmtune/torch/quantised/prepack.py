@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: Bytes of which the address of every copy is a multiple.
 ALIGNMENT = 256
-_ACTIVATIONS = (torch.bfloat16, torch.float16)
+#: Types of activations beside quantised weights.
+ACTIVATIONS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def prepacked(
     form: Form, weight: Any, scales: Any, zeros: Any, dtype: Any, bias: bool
 ) -> PackedWeight | None:
     """See prepack_w4a16()."""
-    if dtype not in _ACTIVATIONS:
+    if dtype not in ACTIVATIONS:
         raise WeightError(f"dtype is {dtype}; activations are bfloat16 or float16")
     if any(one is not None and one.device != weight.device for one in (scales, zeros)):
         raise WeightError(f"weight is on {weight.device}, and its scales or zeros are elsewhere")

@@ -14,9 +14,10 @@ from gemmtune.torch.quantised.graph import merge_weights
 M, N, K = 4, 8, 32
 
 
-def quantised(late: bool, copies: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph, Any]:
-    """Two products of one input, and a group that their weights are of. late: the second one's bias is a
-    constant between the two, as torch's folding leaves it. copies: the last arguments of the products."""
+def quantised(late: bool, layouts: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph, Any]:
+    """Two products of one input, and a group that their weights are of, whose row reads a packed copy. late:
+    the second one's bias is a constant between the two, as torch's folding leaves it. layouts: those of the
+    products' copies."""
     graph = torch.fx.Graph()
 
     def given(name: str, value: Any, op: str = "placeholder") -> Any:
@@ -24,9 +25,13 @@ def quantised(late: bool, copies: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph,
         node.meta["val"] = value
         return node
 
-    def product(*operands: Any) -> Any:
+    copies: list[tuple[Any, ...]] = [
+        (given(f"p{i}", torch.empty(64)), layout) for i, layout in enumerate(layouts)
+    ] or [(), ()]
+
+    def product(copy: tuple[Any, ...], *operands: Any) -> Any:
         x, weight, scales, bias = operands
-        node = graph.call_function(operators.W4A16, (x, weight, scales, None, None, None, bias, *copies))
+        node = graph.call_function(operators.W4A16, (x, weight, scales, None, None, None, bias, *copy))
         node.meta["val"] = torch.empty(M, N)
         return node
 
@@ -36,14 +41,15 @@ def quantised(late: bool, copies: tuple[Any, ...] = ()) -> tuple[torch.fx.Graph,
     biases = [given("b0", torch.empty(N))]
     if not late:
         biases.append(given("b1", torch.empty(N)))
-    first = product(x, *weights[0], biases[0])
+    first = product(copies[0], x, *weights[0], biases[0])
     if late:
         biases.append(given("b1", torch.empty(N), "get_attr"))
-    graph.output((first, product(x, *weights[1], biases[1])))
+    graph.output((first, product(copies[1], x, *weights[1], biases[1])))
     form = merged_form(words, scales)
     group = SimpleNamespace(
-        forms=[form, form], has_bias=True, device_type="cpu", row=lambda m, dtype: object()
-    )
+        forms=[form, form], has_bias=True, device_type="cpu", joined=True,
+        row=lambda m, dtype, copy: object() if copy == bool(layouts) else None,
+    )  # fmt: skip
     return graph, group
 
 
@@ -61,7 +67,25 @@ def test_products_are_merged_where_all_weights_stand_before_the_first(late: bool
     assert merged == len(made) == (not late)
 
 
-@pytest.mark.parametrize(("copies", "merged"), [((None, None), 1), ((torch.empty(64), "rows"), 0)])
-def test_products_that_read_packed_copies_stay(copies: tuple[Any, ...], merged: int) -> None:
-    graph, group = quantised(False, copies)
+@pytest.mark.parametrize(
+    ("layouts", "joined", "merged"),
+    [
+        ((), True, 1),
+        (("rows", "rows"), True, 1),
+        (("rows", "rows"), False, 0),
+        (("rows", "columns"), True, 0),
+    ],
+)
+def test_packed_copies_are_merged_where_they_are_together_the_products(
+    layouts: tuple[str, ...], joined: bool, merged: int
+) -> None:
+    graph, group = quantised(False, layouts)
+    group.joined = joined
     assert merge_weights(graph, [group]) == merged
+    graph.lint()
+    for node in graph.nodes:
+        if node.target is merged_operator.OPERATOR:
+            *_, packed, layout = node.args
+            assert ([one.name for one in packed], layout) == (
+                (["p0", "p1"], "rows") if layouts else ([], None)
+            )
