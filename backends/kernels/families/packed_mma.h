@@ -93,6 +93,7 @@ private:
         static constexpr int kWords = kInputBytes / 16, kSide = kTeam / kWords;  // words and columns side by side
         static constexpr int kPasses = (COLUMNS + kSide - 1) / kSide;
         static_assert(kTeam % kWords == 0, "lanes side by side");
+        static_assert(kSide % 2 == 0, "every pass of a lane has its words exchanged alike");
         const char* from[TILES];
         const char* inputs;      // the first column
         int column[kPasses];     // bytes from there to its own columns
@@ -139,8 +140,7 @@ private:
             const int bytes = inside ? 16 : 0;
             GEMMTUNE_UNROLL
             for (int pass = 0; pass < kPasses; ++pass) {
-                const bool other = kSide % 2 == 1 && kInputBytes >= 128 && pass % 2 == 1;
-                char* const target = slot + (other ? to ^ 64 : to) + pass * kSide * kInputBytes;
+                char* const target = slot + to + pass * kSide * kInputBytes;
                 const char* const own = source + static_cast<unsigned>(column[pass]);
                 if (pass + 1 < kPasses || COLUMNS % kSide == 0) copy_async16(target, own, bytes);
                 else copy_async16_if(copies, target, own, bytes);
