@@ -116,8 +116,8 @@ def operand_bytes(problem: GemmProblem) -> int:
 @dataclass(frozen=True)
 class Operands:
     """Device addresses of one set of operands (0 for an operand that the problem lacks), and the scalars.
-    `draw`: that of the routing which `offsets` holds, for calls that need the counts on the host. `packed`: the
-    packed copy of A, its scales and zero points, for kernels that read one (kernels/prepacked.py).
+    `draw`: that of the routing which `offsets` holds, for calls that need the counts on the host. `packed`:
+    the packed copy of A, its scales and zero points, for kernels that read one (kernels/prepacked.py).
 
     D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias); quantised weights have zero
     points besides.

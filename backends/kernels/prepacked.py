@@ -20,10 +20,10 @@ PACKED_ALIGNMENT = 256
 @dataclass(frozen=True)
 class Prepacked:
     """A packed copy. `layout`: its name, which says everything that places a byte, so that copies of one
-    layout and one problem's weights are equal whichever solution packed them; `bytes`: its size; `launch`: the
-    packing kernel's, which takes the product's argument and reads the stored weights, scales and zero points
-    alone; `packing`: the class of the packing kernel; `replaces`: the operands that the product's launch does
-    not read since it reads the packed copy."""
+    layout and one problem's weights are equal whichever solution packed them; `bytes`: its size; `launch`:
+    the packing kernel's, which takes the product's argument and reads the stored weights, scales and zero
+    points alone; `packing`: the class of the packing kernel; `replaces`: the operands that the product's
+    launch does not read since it reads the packed copy."""
 
     layout: str
     bytes: int

@@ -7,8 +7,9 @@
 // group's, whatever its size, and four lanes have 32 that are contiguous in the activations.
 // Then come the scales of the record's groups, 16 rows of each, and the zero points, if they are stored: 16 of the type
 // of scales, or 16 bytes. A record is padded to whole 16 bytes.
-// Rows and elements beyond the last have weights of zero bits. A scale for a whole row, or for all weights, is behind
-// the last record, for every row of every tile.
+// Rows and elements beyond the last have weights of zero bits; their groups' scales and zero points are zero bytes. A
+// scale for a whole row, or for all weights, is behind the last record, for every row of every tile; rows beyond the
+// last have that of row 0.
 //
 // Eight integers of 4 bits lie in a word so that a mask takes neighbours: element 2 i at bit 4 i, 2 i + 1 at bit 16 +
 // 4 i. Signed ones are stored with the sign inverted, as unsigned numbers that are larger by 8. Others keep their bits.

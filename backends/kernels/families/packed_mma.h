@@ -86,13 +86,14 @@ private:
         else named_barrier_sync<kTeam>(1 + team);
     }
 
-    // A warp copies its own tiles' records, and its share of the team's activations: 16-byte words, side by side along a
-    // column and on as many columns as the team's lanes suffice for. Tiles and columns beyond the last are read as the
-    // last, and not stored.
+    // A warp copies its own tiles' records, and its share of the team's activations: 16-byte words, side by side along
+    // a column and on as many columns as the team's lanes suffice for. Tiles and columns beyond the last are read as
+    // the last, and not stored.
     struct Copies {
         static constexpr int kWords = kInputBytes / 16, kSide = kTeam / kWords;  // words and columns side by side
         static constexpr int kPasses = (COLUMNS + kSide - 1) / kSide;
         static_assert(kTeam % kWords == 0, "lanes side by side");
+        static_assert(kSide % 2 == 0, "every pass of a lane has its words exchanged alike");
         const char* from[TILES];
         const char* inputs;      // the first column
         int column[kPasses];     // bytes from there to its own columns
@@ -130,20 +131,19 @@ private:
                 char* const target = slot + at + t * Record::kBytes;
                 copy_async16(target, source);
                 copy_async16(target + 512, source + 512);
-                if constexpr (Record::kBeside > 0)
-                    copy_async16_if(beside, target + 1024, source + 1024);
+                if constexpr (Record::kBeside > 0) copy_async16_if(beside, target + 1024, source + 1024);
             }
-            const int own = element + record * Record::kDeep;
+            const int first = element + record * Record::kDeep;
             // Zero bytes are read from the column's first word, which exists.
-            const bool inside = own < k;
-            const char* const source = inputs + (inside ? own * 2u : 0u);
+            const bool inside = first < k;
+            const char* const source = inputs + (inside ? first * 2u : 0u);
             const int bytes = inside ? 16 : 0;
             GEMMTUNE_UNROLL
             for (int pass = 0; pass < kPasses; ++pass) {
-                const bool other = kSide % 2 == 1 && kInputBytes >= 128 && pass % 2 == 1;
-                char* const target = slot + (other ? to ^ 64 : to) + pass * kSide * kInputBytes;
-                if (pass + 1 < kPasses || COLUMNS % kSide == 0) copy_async16(target, source + static_cast<unsigned>(column[pass]), bytes);
-                else copy_async16_if(copies, target, source + static_cast<unsigned>(column[pass]), bytes);
+                char* const target = slot + to + pass * kSide * kInputBytes;
+                const char* const own = source + static_cast<unsigned>(column[pass]);
+                if (pass + 1 < kPasses || COLUMNS % kSide == 0) copy_async16(target, own, bytes);
+                else copy_async16_if(copies, target, own, bytes);
             }
         }
     };
@@ -216,8 +216,7 @@ private:
             GEMMTUNE_UNROLL
             for (int t = 0; t < 2 * TILES; ++t) {
                 unsigned whole = QUANT::kBits == 4 ? kConstantZero<QUANT> : 0u;
-                if constexpr (QUANT::kZero == kWords)
-                    whole = reads.whole_zero(slot, t / 2, t % 2, run);
+                if constexpr (QUANT::kZero == kWords) whole = reads.whole_zero(slot, t / 2, t % 2, run);
                 zero[t / 2][t % 2] = minus(whole);
             }
             GEMMTUNE_UNROLL
@@ -254,8 +253,7 @@ private:
         for (int t = 0; t < 2 * TILES; ++t) {
             const int tile = t / 2, upper = t % 2;
             factor[tile][upper] = reads.scale(slot, tile, upper, run) * kUnshrunk;
-            if constexpr (kFloatZeros)
-                point[tile][upper] = reads.float_zero(slot, tile, upper, run);
+            if constexpr (kFloatZeros) point[tile][upper] = reads.float_zero(slot, tile, upper, run);
         }
     }
     // Adds the sums of a group, times its scale.

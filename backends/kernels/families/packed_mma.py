@@ -30,8 +30,8 @@ from backends.problem import GemmProblem
 from backends.quantisation import GROUPS, STORED_ZEROS
 from backends.solution import Parameter
 
-#: packed_weights.h: rows of a tile; bytes of its weights in a record; lanes of the packing kernel for them, and its
-#: threads.
+#: packed_weights.h: rows of a tile; bytes of its weights in a record; the packing kernel's lanes for them,
+#: and its threads.
 _ROWS, _RECORD, _LANES, _THREADS = 16, 1024, 64, 256
 #: The layout's name. Another order of any byte is another name.
 LAYOUT = "records-of-16-rows-1"

@@ -196,6 +196,7 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096, "fp32"))
 
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
+UNSPLIT: dict[str, Parameter] = {"splits": 1}
 #: skinny-shifted's. (Its windows ahead are loads, and no fetches.)
 NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1, "cluster": 0}
 #: Of families in one launch, and those that fetch ahead.
@@ -211,7 +212,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *(("short-k", problem, {}) for problem in SHORT),
     ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 1}),
     ("dequant-tile-mma", MANY_COLUMNS[1], {"splits": 1}),
-    *(("packed-mma", problem, {"splits": 1}) for problem in PACKED),
+    *(("packed-mma", problem, UNSPLIT) for problem in PACKED),
     ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
     ("bytes-ring", BYTES[2], {"splits": 1}),
     ("bytes-tile-mma", MANY_BYTES[0], {"splits": 1}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 1}),

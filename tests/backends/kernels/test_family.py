@@ -1,14 +1,24 @@
-"""What families derive from their parameters: which candidates are like one."""
+"""What families derive from their parameters: which candidates are like one, and which packed weights they
+read."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 from backends.kernels.families import FAMILIES
-from backends.kernels.family import KernelFamily
+from backends.kernels.family import KernelConfig, KernelFamily
+from backends.kernels.legality import arch_of
+from backends.kernels.prepacked import PACK
+from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 from tests.backends.kernels.emulator.host import H200
+from tests.backends.kernels.matrix_cores import environment
 from tests.backends.kernels.samples import PROBLEMS, legal_values
+from tests.backends.weight_samples import every_kind
 
 
 @pytest.mark.parametrize("name", ["bf16 linear", "one column across k", "tn"])
@@ -50,3 +60,59 @@ def test_near_has_what_a_launch_needs() -> None:
     assert [one.workspace_bytes for one in split] == [2 * 75 * 4]
     assert all(one.deterministic for one in found.values())
     assert {one.parameters["unroll"] for one in found.values()} == {1, 2}, "the least has one side"
+
+
+# ---- packed weights ------------------------------------------------------------------------------
+
+DEVICES = (H200, environment("gfx942"), environment("gfx1201"))
+#: Every kind of weight, packed beforehand, with few columns and with many.
+PACKED = [
+    p
+    for kind in ("bf16", "fp16")
+    for columns in (1, 8, 200)
+    for p in every_kind(columns, 136, 512, dtype_a=kind, scale_dtype=kind, prepacked=True)
+]
+
+
+#: Members of a space that are looked at: most of them may be illegal.
+DRAWN = 30
+
+
+def configurations(family: KernelFamily, problem: GemmProblem) -> Iterator[KernelConfig]:
+    """Some legal ones on every vendor's devices."""
+    for device in (one for one in DEVICES if one.vendor in family.vendors):
+        for solution in islice(family.space(problem, device).drawn(problem.n), DRAWN):
+            if solution is not None:
+                yield family.config(problem, solution.parameters, arch_of(device))
+
+
+def test_what_is_not_packed_beforehand_is_read_as_it_is_stored() -> None:
+    stored = [replace(p, prepacked=False) for p in PACKED]
+    seen = set()
+    for name, family in FAMILIES.items():
+        for problem in (*stored, PROBLEMS["bf16 linear"], PROBLEMS["one column"]):
+            for found in configurations(family, problem):
+                assert found.prepacked is None, (problem.slug, found.instantiation)
+                assert f"({PACK}," not in found.unit
+                seen.add(name)
+    assert seen > {"dequant-ring", "dequant-gemv", "dequant-mfma", "dequant-wmma", "tile-mma", "gemv"}
+    assert "packed-mma" not in seen
+
+
+def test_a_layout_is_the_weights_own() -> None:
+    """Of one name are copies of one size by one packing kernel, whichever family and candidate reads them,
+    with whatever number and type of columns."""
+    known: dict[object, object] = {}
+    readers = set()
+    for name, family in FAMILIES.items():
+        for problem in PACKED:
+            for found in configurations(family, problem):
+                if (copy := found.prepacked) is None:
+                    continue
+                readers.add(name)
+                assert copy.launch.entry == PACK
+                assert f"({PACK}," in found.unit
+                weights = replace(problem, n=1, dtype_b="bf16", dtype_c="bf16", dtype_d="bf16", ldd=problem.m)
+                key = copy.layout, weights
+                assert known.setdefault(key, copy) == copy, (name, problem.slug, found.instantiation)
+    assert readers == {"packed-mma"}
