@@ -202,7 +202,7 @@ def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
         "torch_us": _us(base if base.solution.family == "torch" else None), "baseline_us": _us(base),
         "heuristic_us": _us(heuristic), "best_us": _us(answer), "library_us": _us(library),
         "winner": solution.id, "family": solution.family, "parameters": dict(solution.parameters),
-        "build": solution.build, "workspace_bytes": solution.workspace_bytes,
+        "build": solution.build, "workspace_bytes": solution.workspace_bytes, "packing": verdict.packing,
         "library": None if library is None else library.solution.id,
         "ratio": ratio.mid if ratio else 1.0, "interval": ends(ratio) if ratio else None,
         "raw_ratio": raw.mid if raw else None, "raw_interval": ends(raw) if raw else None,

@@ -39,7 +39,7 @@ from backends.registry import FoundDevice
 from benchmarks.bounds import gain_at_bound
 from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
 from benchmarks.lowbit_calls import torch_times
-from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS
+from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS, PREPACKED
 from benchmarks.precompiled import precompiled
 from benchmarks.report import geometric_mean, write
 from tuners.ceilings import Ceilings
@@ -72,7 +72,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 #: The same weights, packed beforehand into a layout of the solution's own.
-KINDS |= {f"{kind}_prepacked": {**KINDS[kind], "prepacked": True} for kind in KINDS if "a16" in kind}
+KINDS |= {f"{kind}{PREPACKED}": {**KINDS[kind], "prepacked": True} for kind in KINDS if "a16" in kind}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def cases(
     """Every product, the kinds one after the other; `chosen`: numbers of rows other than a kind's own."""
     for kind in kinds:
         tokens = chosen or tokens_of(kind)
-        known = MODELS | MX_MODELS if kind == MX_KIND else MODELS
+        known = MODELS | MX_MODELS if kind.startswith(MX_KIND) else MODELS
         for model, tp in product((name for name in models if name in known), devices):
             for layer, n, k in known[model].layers(tp):
                 for m in tokens:

@@ -9,6 +9,7 @@ from backends.gpu.torch_dequantise import dequantising
 from backends.problem import GemmProblem, from_linear
 from benchmarks.cuda_tuned import say
 from benchmarks.graph_time import graph_us
+from benchmarks.lowbit_layers import PREPACKED
 
 #: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
 _WALKED, _MOST_CALLS = 2**28, 32
@@ -46,7 +47,7 @@ def torch_times(index: int, wanted: Iterable[Product]) -> dict[tuple[str, int, i
     for case in wanted:
         size = (case.m, case.n, case.k)
         own: dict[str, Any] = {}
-        for name, call in {"bf16_us": _bf16, **_CALLS[case.kind]}.items():
+        for name, call in {"bf16_us": _bf16, **_CALLS[case.kind.removesuffix(PREPACKED)]}.items():
             try:
                 own[name] = _graph_us(torch, call(torch, device, case))
             except Exception as error:  # whatever torch raises: the other rows go on

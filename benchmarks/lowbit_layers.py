@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+#: The end of a kind's name whose weights are packed beforehand.
+PREPACKED = "_prepacked"
 #: Name, n and k of y[m,n] = x[m,k] w[n,k]^T.
 Layer = tuple[str, int, int]
 

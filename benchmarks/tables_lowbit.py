@@ -16,6 +16,7 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 RESULTS: Mapping[str, str] = {
     "lowbit": "Every kind, Llama-3 8B on one device",
     "lowbit-decode": "16-bit activations, 1 to 128 rows, the portfolio compiled beforehand",
+    "lowbit-prepacked": "16-bit activations, weights packed beforehand, the portfolio compiled",
     "lowbit-cold": "16-bit activations, 1 to 128 rows, nothing compiled beforehand",
     "lowbit-prefill": "16-bit activations, as many rows as prompts",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",

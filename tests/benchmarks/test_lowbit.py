@@ -21,7 +21,7 @@ from benchmarks.lowbit import (
     tokens_of,
 )
 from benchmarks.lowbit_calls import _CALLS
-from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS
+from benchmarks.lowbit_layers import DEVICES, MODELS, MX_MODELS, PREPACKED
 from service.formats.model.architectures import architecture_of
 from service.formats.model.fields import Fields
 from service.formats.model.layers import Parallel
@@ -34,7 +34,10 @@ def test_every_kind_has_its_problems() -> None:
     assert len(found) == 4 * sum(len(tokens_of(kind)) for kind in KINDS)
     assert (tokens_of("w4a16"), tokens_of("w8a8_fp8_rows")) == (TOKENS, BYTE_TOKENS)
     assert {one.problem.id for one in found} == {one.words()["problem"] for one in found}
-    assert set(_CALLS) == set(KINDS)
+    assert set(_CALLS) == {kind.removesuffix(PREPACKED) for kind in KINDS}
+    assert {one.kind for one in found if one.problem.prepacked} == {
+        kind for kind in KINDS if kind.endswith(PREPACKED)
+    }
     assert {one.m for one in cases(["w8a8_int8_rows"], ("llama-3-8b",), [2, 3])} == {2, 3}
 
 
@@ -42,8 +45,8 @@ def test_layers_of_mxfp4_alone() -> None:
     """gpt-oss's k of 2880 is of no whole groups of 128."""
     found = list(cases(list(KINDS), tuple(MX_MODELS), [1]))
     assert [(one.kind, one.n, one.k) for one in found] == [
-        (MX_KIND, 5760, 2880), (MX_KIND, 2880, 2880)
-    ]  # fmt: skip
+        (kind, n, 2880) for kind in (MX_KIND, MX_KIND + PREPACKED) for n in (5760, 2880)
+    ]
     assert all(one.problem.mx for one in found)
 
 
