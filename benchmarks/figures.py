@@ -78,10 +78,18 @@ STEPS = (
         "benchmarks.lowbit --models llama-3-70b --tp 1 8 --kinds w4a16 w8a16 --seconds 1.5 --minutes 8 --json OUT",
     ),
     _step("lowbit-bytes", 4, "benchmarks.lowbit --kinds w8a8_int8_rows w8a8_fp8_rows --quick --precompile --json OUT"),
-    _step("service", 9, "benchmarks.service_tuning --problems 50 --rounds 5 --first 0 --thorough 0 --output OUT"),
+    _step(
+        "service", 9,
+        "benchmarks.service_tuning --problems 50 --efforts quick normal --rounds 4 1 --first 0 --thorough 0 --output OUT",
+    ),
     _step(
         "service-regret", 6,
         "benchmarks.service_tuning --problems 10 --rounds 3 --first 7 --thorough 10 --output OUT",
+    ),
+    _step(
+        "service-untuned", 6,
+        "benchmarks.service_tuning --shapes benchmarks/untuned.json --problems 31 --efforts quick normal --rounds 3 1 "
+        "--first 0 --thorough 0 --output OUT",
     ),
 )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Figures of tunings through the service: wall clock, agreement of rounds, means of lists, regret."""
+"""Figures of tunings through the service: wall clock and what it consists of, agreement of rounds, means of lists,
+regret."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from benchmarks.report import geometric_mean
 #: Draws of the bootstrap of a mean regret.
 _DRAWS = 20_000
 
+Counted = Mapping[str, float]
+
 
 def wall(job: Mapping[str, Any]) -> float:
     """Seconds from a job's start to its end."""
@@ -29,6 +32,39 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 95th percentile and most."""
     ordered = sorted(values)
     return {"median": median(ordered), "p95": ordered[ceil(0.95 * len(ordered)) - 1], "most": ordered[-1]}
+
+
+def parts(wall_seconds: float, counts: Counted) -> dict[str, float]:
+    """What a job's wall clock consists of beside measuring, in seconds; the parts sum to the wall clock minus
+    `measuring_seconds`. `counts` are its session's. Of the second process the timing is measuring, and only the rest is
+    a part. "outside" is what passes outside the session's clock: starting the device process before the first one,
+    opening the session and storing its result. "other steps" is what remains of the session."""
+    found = {
+        "setup": counts["setup_seconds"],
+        "compilers": counts["compiling_seconds"],
+        "proving": counts["proving_seconds"],
+        "second process": counts["confirming_seconds"] - counts["retiming_seconds"],
+        "lost": counts["lost_seconds"],
+    }
+    found["other steps"] = counts["total_seconds"] - counts["measuring_seconds"] - sum(found.values())
+    return {**found, "outside": wall_seconds - counts["total_seconds"]}
+
+
+def beyond_measuring(
+    jobs: Sequence[Mapping[str, Any]], counts: Mapping[str, Counted]
+) -> dict[str, Any] | None:
+    """Spreads of the jobs' wall clock minus measuring, of measuring, and of each part of the former; None if no job
+    has a session that ended. `counts`: session id -> what the session counted."""
+    known = [(wall(job), counts[job["session_id"]]) for job in jobs if job["session_id"] in counts]
+    if not known:
+        return None
+    several = [parts(*one) for one in known]
+    return {
+        "problems": len(known),
+        **spread([seconds - counted["measuring_seconds"] for seconds, counted in known]),
+        "measuring": spread([counted["measuring_seconds"] for _, counted in known]),
+        "parts": {name: spread([one[name] for one in several]) for name in several[0]},
+    }
 
 
 def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
@@ -139,14 +175,18 @@ def by_list(
     return found
 
 
-def quick_figures(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
-    """Of the rounds at effort quick: wall clock, verdicts, agreement."""
+def effort_figures(
+    rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem], counts: Mapping[str, Counted]
+) -> dict[str, Any]:
+    """Of the rounds at one effort: wall clock, what each round took beyond measuring, verdicts, agreement. `counts`:
+    session id -> what the session counted."""
     jobs = [list(one["jobs"].values()) for one in rounds]
     judgements = [[v["judgement"] for job in each if (v := job["verdict"])] for each in jobs]
     return {
         "rounds": len(rounds),
         "seconds_a_problem": [one["seconds"] / len(problems) for one in rounds],
         "wall": spread([wall(job) for each in jobs for job in each if job["ended_at"]]),
+        "beyond": [beyond_measuring(each, counts) for each in jobs],
         "judgements": [{kind: each.count(kind) for kind in ("WIN", "TIE", "LOSS")} for each in judgements],
         "agreement": agreement(rounds, problems),
         "verdicts": [verdicts_of(rounds, problem) for problem in problems],

@@ -1,15 +1,21 @@
 """Tunings through the service: wall clock of each problem, the first hour, repeatability, and regret.
 
-    python -m benchmarks.service_tuning [--device cuda] [--problems 40] [--rounds 4] [--first 10]
-        [--thorough 8] [--thorough-seconds 10] [--dtype bf16] [--lists decode_m1 ...]
+    python -m benchmarks.service_tuning [--device cuda] [--problems 40] [--efforts quick normal] [--rounds 4 1]
+        [--first 10] [--thorough 8] [--thorough-seconds 10] [--dtype bf16] [--lists decode_m1 ...]
         [--shapes benchmarks/untuned.json]
 
-Problems are spread evenly over the fixed lists, or over those of `--shapes`. In order: (1) `first`: a bare service with an empty cache tunes some
-problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a second service with that
-cache and a new database tunes all problems at effort quick, --rounds times (force), which is asking again and again;
-(4) every few problems are tuned thoroughly; (5) all winners of a problem and its default are timed in one final, in
-a process that searched nothing: regret is a round's winner's time over the fastest's there. The ceilings are those
-that the second service measured.
+Problems are spread evenly over the fixed lists, or over those of `--shapes`. In order: (1) `first`: a bare service with
+an empty cache tunes some problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a
+second service with that cache and a new database tunes all problems at each of `--efforts`, `--rounds` times (force),
+which is asking again and again; (4) every few problems are tuned thoroughly; (5) all winners of a problem and its
+default are timed in one final, in a process that searched nothing: regret is the time of a quick round's winner over
+the fastest's there. The ceilings are those that the second service measured.
+
+Of each effort and round "beyond" has the wall clock of a job minus its measuring, and what that consists of. Measuring
+is the strategy's own time, screening, the final, and the timing in the second process: what a budget limits. Setting
+up, waiting for compilers, proving, starting the second process and laying out its operands, and storing are not.
+
+The result is service-tuning.json, or service-tuning-NAME.json for the lists of NAME.json.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -37,7 +43,7 @@ from backends.solution import Solution
 from benchmarks.cuda_tuned import SHAPES, machine, read_shapes, say
 from benchmarks.precompiled import precompiled
 from benchmarks.report import RESULTS, write
-from benchmarks.service_figures import by_list, named, quick_figures, regret_figures, wall
+from benchmarks.service_figures import by_list, effort_figures, named, regret_figures, wall
 from db import models
 from db.engine import open_engine, reading
 from db.values import table
@@ -45,12 +51,15 @@ from service.formats.core.row_text import problem_wire
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
+from tuners.effort import EFFORTS
 from tuners.policy import MeasurementPolicy
 
 #: Samples of each solution in the common final.
 SAMPLES = 30
 #: The fixed lists that are tuned unless others are asked for.
 FIXED = ("decode_m1", "decode_small", "decode_large", "prefill")
+#: The effort whose rounds the regret and the means of lists are of.
+JUDGED = "quick"
 
 
 def free_port() -> int:
@@ -214,16 +223,47 @@ def regrets(
     return rows
 
 
-def spent(folder: Path) -> dict[str, float]:
-    """Medians, over the sessions of a service's database, of what each counts in seconds."""
-    counts: dict[str, list[float]] = {}
+def counted(folder: Path) -> dict[str, dict[str, float]]:
+    """Session id -> what it counted in seconds, of the sessions of a service's database that ended."""
     session = table(models.Session)
+    query = select(session.c.id, session.c.counts)
     with reading(open_engine(f"sqlite:///{folder / 'gemmtune.sqlite'}")) as connection:
-        for row in connection.scalars(select(session.c.counts).where(session.c.counts.is_not(None))):
-            for name, value in row.items():
-                if name.endswith("_seconds"):
-                    counts.setdefault(name, []).append(value)
-    return {name: median(values) for name, values in counts.items()}
+        return {
+            name: {key: value for key, value in counts.items() if key.endswith("_seconds")}
+            for name, counts in connection.execute(query)
+            if counts is not None and "total_seconds" in counts
+        }
+
+
+def spent(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Medians of what sessions counted in seconds."""
+    several: dict[str, list[float]] = {}
+    for each in counts:
+        for name, value in each.items():
+            several.setdefault(name, []).append(value)
+    return {name: median(values) for name, values in several.items()}
+
+
+def result_name(shapes: Path) -> str:
+    """The name of the result of a file of lists: the fixed ones' is service-tuning."""
+    return "service-tuning" if shapes.resolve() == SHAPES.resolve() else f"service-tuning-{shapes.stem}"
+
+
+def rounds_of(efforts: Sequence[str], rounds: Sequence[int]) -> dict[str, int]:
+    """Effort -> its rounds: a number for each effort, or one for all. Raises ValueError for another number of numbers,
+    a number below 1, an effort that is given twice, or efforts without the one that the regret is of."""
+    if JUDGED not in efforts:
+        raise ValueError(
+            f"--efforts {' '.join(efforts)} lacks {JUDGED}: regret and means of lists are of its rounds"
+        )
+    if len(set(efforts)) < len(efforts):
+        raise ValueError(f"--efforts {' '.join(efforts)} names an effort twice")
+    if len(rounds) not in (1, len(efforts)) or min(rounds) < 1:
+        given = " ".join(map(str, rounds))
+        raise ValueError(
+            f"--rounds {given}: give one number from 1, or one for each of {len(efforts)} efforts"
+        )
+    return dict(zip(efforts, rounds if len(rounds) > 1 else [*rounds] * len(efforts), strict=True))
 
 
 def spaced(problems: Sequence[Any], count: int) -> list[Any]:
@@ -232,22 +272,55 @@ def spaced(problems: Sequence[Any], count: int) -> list[Any]:
     return [problems[int(at * step)] for at in range(min(count, len(problems)))]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark."""
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; `asked` has the rounds of each effort. Raises SystemExit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--shapes", type=Path, default=SHAPES, help="a file of lists")
     parser.add_argument("--lists", nargs="+", help="default: decode and prefill of the fixed ones, else all")
     parser.add_argument("--problems", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--efforts", nargs="+", choices=list(EFFORTS), default=[JUDGED], help=f"{JUDGED} must be one of them"
+    )
+    parser.add_argument("--rounds", type=int, nargs="+", default=[4], help="for all efforts, or for each")
     parser.add_argument("--first", type=int, default=10, help="problems of the bare service; 0: leave it out")
     parser.add_argument("--thorough", type=int, default=8, help="problems that are tuned thoroughly")
     parser.add_argument("--thorough-seconds", type=float, default=10.0)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args(arguments)
+    try:
+        options.asked = rounds_of(options.efforts, options.rounds)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def rounds_of_all(
+    client: httpx.Client, folder: Path, problems: Sequence[GemmProblem], asked: Mapping[str, int],
+    told: Callable[[str, Mapping[str, Any]], None],
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """Effort -> the tunings of its rounds, by the service whose database is in `folder`. `told` is given an effort's
+    figures after each of its rounds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for effort, count in asked.items():
+        mine = found.setdefault(effort, [])
+        for number in range(count):
+            mine.append(tuned(client, problems, {"effort": effort}))
+            say(f"{effort}, round {number}: {mine[-1]['seconds'] / len(problems):.2f} s a problem")
+            counts = counted(folder)
+            sessions = [job["session_id"] for one in mine for job in one["jobs"].values()]
+            times = {"spent": spent(counts[name] for name in sessions if name in counts)}
+            told(effort, effort_figures(mine, problems, counts) | times)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    options = parsed(arguments)
     device = machine(options.device.split(":")[0], 1)[0]
-    wanted = options.lists or (FIXED if options.shapes == SHAPES else None)
+    result = result_name(options.shapes)
+    wanted = options.lists or (FIXED if options.shapes.resolve() == SHAPES.resolve() else None)
     shapes = [(shape.problem(options.dtype), shape.list) for shape in read_shapes(options.shapes, wanted)]
     chosen = spaced(shapes, options.problems)
     problems, lists = [problem for problem, _ in chosen], {problem.id: which for problem, which in chosen}
@@ -259,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def keep() -> None:
         """Writes what there is, so that a run that is cut short is not lost."""
-        write("service-tuning", device.environment, figures, options.output)
+        write(result, device.environment, figures, options.output)
 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -268,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with Serving(folder / "bare", folder / "bare-cache", options.device) as client:
                 jobs = tuned(client, some, {"effort": "normal"})["jobs"]
             figures["first"] = {
-                "spent": spent(folder / "bare"),
+                "spent": spent(counted(folder / "bare").values()),
                 "effort": "normal",
                 "wall": [wall(jobs[problem.id]) for problem in some],
             }
@@ -276,22 +349,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cache = folder / "cache"
         figures["precompile"] = precompiled(device.environment, cache)
         keep()
-        rounds: list[dict[str, Any]] = []
         with Serving(folder / "warm", cache, options.device) as client:
-            for number in range(options.rounds):
-                rounds.append(tuned(client, problems, {"effort": "quick"}))
-                say(f"round {number}: {rounds[-1]['seconds'] / len(problems):.2f} s a problem")
-                figures["quick"] = quick_figures(rounds, problems) | {"spent": spent(folder / "warm")}
+
+            def told(effort: str, found: Mapping[str, Any]) -> None:
+                figures[effort] = found
                 keep()
+
+            rounds = rounds_of_all(client, folder / "warm", problems, options.asked, told)
+            every = [one for mine in rounds.values() for one in mine]
             budget = {"effort": "thorough", "seconds_per_problem": options.thorough_seconds}
-            every = [*rounds, tuned(client, deep, budget)] if deep else rounds
+            every += [tuned(client, deep, budget)] if deep else []
             names = named(every, problems)
             known = solutions_of(client, sorted({name for each in names.values() for name in each}))
         if (ceilings := CeilingStore(cache / "ceilings").get(device.environment)) is not None:
             figures["ceilings"] = asdict(ceilings)
-        rows = regrets(device, cache, [one for one in problems if names[one.id]], rounds, known, names)
+        judged = rounds[JUDGED]
+        rows = regrets(device, cache, [one for one in problems if names[one.id]], judged, known, names)
         figures["regret"] = regret_figures(rows, deep, options.thorough_seconds)
-        figures["lists"], figures["rows"] = by_list(lists, rows, rounds), rows
+        figures["lists"], figures["rows"] = by_list(lists, rows, judged), rows
         keep()
 
 

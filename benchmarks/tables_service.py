@@ -9,13 +9,32 @@ from statistics import median
 from typing import Any
 
 from benchmarks import tables_lists
-from benchmarks.cells import source, table
+from benchmarks.cells import source, table, times
 from benchmarks.service_figures import interval_of_mean, tie_widths
+from benchmarks.tables_cuda import TITLES
 
 Document = Mapping[str, Any]
 
 #: The widest a tie may be: a quarter of the margin.
 TIE = 0.005
+#: Seconds that a tuning's wall clock may exceed its measuring by where the portfolio is compiled.
+BEYOND = 0.5
+#: Effort -> seconds that the wall clock of a problem may take there.
+WALLS: Mapping[str, float] = {"normal": 4.0}
+#: The efforts whose rounds a result may have.
+EFFORTS = ("quick", "normal", "thorough")
+#: Seconds below which a part of what is not measuring is left out.
+_SMALL = 0.005
+#: What the parts of what is not measuring are called.
+_PARTS: Mapping[str, str] = {
+    "setup": "setting up", "compilers": "waiting for compilers", "proving": "proving",
+    "second process": "the second process beside its timing", "lost": "hangs and crashes",
+    "other steps": "other steps of the session", "outside": "opening and storing the session",
+}  # fmt: skip
+_MEASURING = (
+    "Measuring is what the budget limits: the strategy's own time, screening, the final, and the timing in the second "
+    "process."
+)
 #: Why a service's first tuning takes so long.
 _STARTS = (
     "The first tuning of a service takes longest: the device process and the second one start and load their libraries, "
@@ -39,6 +58,13 @@ def section(results: Path) -> str:
             "Regret, and a bare service",
             f"Fewer problems of the fixed lists, tuned thoroughly as well. {_STARTS}",
         ),
+        (
+            "service-tuning-untuned",
+            _tuning,
+            "Tunings of layers that nothing shipped has",
+            "Problems of `benchmarks/untuned.json`, over HTTP: no portfolio, recorded or pre-tuned table, and no fixed "
+            f"list has their layers. {_STARTS}",
+        ),
         ("two-devices", _two, "Two GPUs of one host", "One service, SQLite, a worker for each GPU."),
         (
             "client-path",
@@ -50,7 +76,8 @@ def section(results: Path) -> str:
         path = results / f"{name}.json"
         if path.exists():
             made = json.loads(path.read_text())
-            said = " ".join([about, *made.get("notes", ())])
+            measuring = [_MEASURING] if any(_beyond(made, effort) for effort in EFFORTS) else []
+            said = " ".join([about, *measuring, *made.get("notes", ())])
             more = tables_lists.lists(made, results) if name == "service-tuning" else ""
             parts.append(
                 f"## {title}\n\n{said}\n\n{table(('what', 'figure'), rows_of(made))}\n{more}{source(made)}\n"
@@ -72,12 +99,10 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
         rows.append(
             (f"the portfolio compiled, {compiled['processors']} processors", f"{compiled['seconds']:.0f} s")
         )
+    for effort in EFFORTS:
+        rows += _clock(made, effort)
     if (quick := made.get("quick")) is not None:
-        wall, agreement = quick["wall"], quick["agreement"]
-        rows.append((
-            f"effort quick, {made['problems']} problems, asked {quick['rounds']} times: wall clock of a problem",
-            f"median {wall['median']:.2f} s, p95 {wall['p95']:.1f} s, most {wall['most']:.1f} s",
-        ))  # fmt: skip
+        agreement = quick["agreement"]
         wins = ", ".join(str(one["WIN"]) for one in quick["judgements"])
         rows.append(("WINs of each round", f"{wins} of {made['problems']} problems"))
         rows.append((
@@ -86,8 +111,56 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
         ))  # fmt: skip
         if "rows" in made:
             rows += _ties(made)
+    rows += _gains(made)
     if made.get("regret") is not None:
         rows += _regret(made)
+    return rows
+
+
+def _clock(made: Document, effort: str) -> list[tuple[str, str]]:
+    """The wall clock of a problem at an effort, and what of it is not measuring."""
+    if (found := made.get(effort)) is None:
+        return []
+    wall = found["wall"]
+    bar = f" (bar: {WALLS[effort]:g} s)" if effort in WALLS else ""
+    rounds = "once" if found["rounds"] == 1 else f"{found['rounds']} times"
+    rows = [(
+        f"effort {effort}, {made['problems']} problems, asked {rounds}: wall clock of a problem{bar}",
+        f"median {wall['median']:.2f} s, p95 {wall['p95']:.1f} s, most {wall['most']:.1f} s",
+    )]  # fmt: skip
+    if known := _beyond(made, effort):
+        each = ", ".join(f"{one['median']:.2f}; {one['p95']:.2f} s" for one in known)
+        what = f"effort {effort}: wall clock minus measuring in each round: median; p95 (bar: {BEYOND:g} s)"
+        rows.append((what, each))
+        parts = known[-1]["parts"]
+        shown = [
+            f"{_PARTS[name]} {one['median']:.2f}; {one['p95']:.2f} s"
+            for name, one in parts.items()
+            if one["p95"] >= _SMALL
+        ]
+        rows.append(
+            (
+                f"effort {effort}: what that consists of in the last round: median; p95",
+                ", ".join(shown) or "nothing",
+            )
+        )
+    return rows
+
+
+def _beyond(made: Document, effort: str) -> list[Document]:
+    """What each round at an effort took beyond measuring; none in a result of an earlier version."""
+    found = made.get(effort) or {}
+    return [one for one in found.get("beyond", ()) if one is not None]
+
+
+def _gains(made: Document) -> list[tuple[str, str]]:
+    """The mean gains of lists that are no fixed ones, which have a table of their own."""
+    rows = []
+    for name, one in (made.get("lists") or {}).items():
+        if name not in TITLES:
+            rounds = ", ".join(times(value, 3) for value in one["rounds"])
+            what = f"{name}, {one['problems']} problems: over the default (geometric mean) in the common final; verdicts of each round"
+            rows.append((what, f"**{times(one['raced'], 3)}**; {rounds}"))
     return rows
 
 
@@ -118,7 +191,8 @@ def _regret(made: Document) -> list[tuple[str, str]]:
             several, interval = f"{thorough['problems']} problems", ""
         regret = thorough
     else:
-        against = "the fastest of the quick tunings' own winners"
+        efforts = " and ".join(effort for effort in EFFORTS if made.get(effort) is not None)
+        against = f"the fastest of the {efforts} tunings' own winners"
     return [(
         f"regret of quick against {against}: mean; p95; most",
         f"{regret['mean']:.2%}{interval}; {regret['p95']:.1%}; {regret['most']:.1%}, {several}",

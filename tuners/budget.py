@@ -81,7 +81,8 @@ class Search:
 class Counts:
     """Time spent, and outcomes by status. Measuring (screening and the final) counts against the budget;
     setup, compiling, proving the winner, and time lost to hangs and crashes do not. `confirming_seconds`: the
-    wall clock of the second process, of which only the timing counts as measuring. `search_ended` is a
+    wall clock of the second process, of which only the timing, `retiming_seconds`, counts as measuring.
+    `search_ended` is a
     StopReason's text, "" if the session ended before its search."""
 
     space: int = 0
@@ -90,6 +91,7 @@ class Counts:
     compiling_seconds: float = 0.0
     proving_seconds: float = 0.0
     confirming_seconds: float = 0.0
+    retiming_seconds: float = 0.0
     lost_seconds: float = 0.0
     replayed: int = 0
     search_ended: str = ""

@@ -376,6 +376,7 @@ class Session:
         begin = self._clock()
         again = self.runner.retime(task, [race.solutions[name] for name in (race.baseline, *winners)], plan)
         self.counts.confirming_seconds += self._clock() - begin
+        self.counts.retiming_seconds += again.seconds
         self.counts.measuring_seconds += again.seconds
         self.notes += notes_of(verdict, again, plan)
         return confirmed(verdict, again, plan)

@@ -78,6 +78,52 @@ def test_a_regret_says_what_it_is_against(tmp_path: Path, problems: int, label: 
     assert label in raced(tmp_path, regret=regret)
 
 
+def beyond(median: float, p95: float) -> dict[str, Any]:
+    """What a round took beyond measuring: all but 1 ms of it is setting up."""
+    parts = {
+        "setup": {"median": median - 0.001, "p95": p95, "most": p95},
+        "proving": {"median": 0.001, "p95": 0.001, "most": 0.001},
+    }
+    return {"problems": 2, "median": median, "p95": p95, "most": p95, "parts": parts}
+
+
+def test_what_is_not_measuring_is_told_of_each_effort_and_round(tmp_path: Path) -> None:
+    wall = {"median": 2.5, "p95": 3.5, "most": 9.0}
+    normal = {"rounds": 1, "wall": wall, "beyond": [beyond(0.2, 0.3)]}
+    quick = json.loads((RESULTS / "service-tuning.json").read_text())["quick"]
+    quick |= {"beyond": [None, beyond(0.31, 1.52), beyond(0.28, 0.44)]}
+    text = copied(tmp_path, "service-tuning", quick=quick, normal=normal)
+    bars = "wall clock minus measuring in each round: median; p95 (bar: 0.5 s)"
+    assert f"| effort quick: {bars} | 0.31; 1.52 s, 0.28; 0.44 s |" in text
+    assert f"| effort normal: {bars} | 0.20; 0.30 s |" in text
+    assert (
+        "| effort quick: what that consists of in the last round: median; p95 | setting up 0.28; 0.44 s |"
+        in text
+    )
+    once = "asked once: wall clock of a problem (bar: 4 s) | median 2.50 s, p95 3.5 s, most 9.0 s |"
+    assert once in text
+    assert "Measuring is what the budget limits" in text
+    assert "regret of quick against the fastest of the quick and normal tunings' own winners" in text
+
+
+def test_a_result_without_what_is_not_measuring_has_no_such_rows(tmp_path: Path) -> None:
+    made = json.loads((RESULTS / "service-tuning.json").read_text())
+    text = copied(tmp_path, "service-tuning", quick={k: v for k, v in made["quick"].items() if k != "beyond"})
+    assert "| effort quick, 50 problems" in text
+    assert "minus measuring" not in text
+    assert "Measuring is" not in text
+
+
+def test_layers_that_nothing_shipped_has_have_a_section_with_their_gain(tmp_path: Path) -> None:
+    made = json.loads((RESULTS / "service-tuning.json").read_text())
+    lists = {"untuned": {"problems": 31, "rounds": [1.0712, 1.0698], "raced": 1.0754}}
+    (tmp_path / "service-tuning-untuned.json").write_text(json.dumps(made | {"lists": lists}))
+    text = section(tmp_path)
+    assert text.startswith("## Tunings of layers that nothing shipped has\n")
+    assert "untuned, 31 problems: over the default" in text
+    assert "| **1.075x**; 1.071x, 1.070x |" in text
+
+
 def test_the_way_of_a_new_user_ends_with_the_speed_up(tmp_path: Path) -> None:
     figures = {"torch": 100.0, "gemmtune": 125.0, "memory_bytes": 1}
     text = copied(tmp_path, "client-path", tokens_per_second=figures, speedup=1.25)

@@ -3,6 +3,7 @@ the others."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -29,12 +30,15 @@ _BARREN = 64
 class GuidedOptions(StrategyOptions):
     """The options of the guided search."""
 
-    opening: int = option(20, "Candidates with a time before the model chooses.", 1, 10_000)
+    opening: int = option(16, "Candidates with a time before the model chooses.", 1, 10_000)
     fusion: float = option(
         10.0, "Constant of the rank fusion: the smaller, the more the first places count.", 0, 1000
     )
-    fused_turns: int = option(
-        8, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
+    listed_turns: int = option(
+        4, "After the opening one candidate of so many is the next of a family's list.", 1, 10_000
+    )
+    behind: float = option(
+        8.0, "Power of a family's best time over the fastest with which its list has fewer turns.", 0, 1000
     )
     near_turns: int = option(
         1, "Of the model's choices one of so many is a neighbour of the fastest ones.", 1, 10_000
@@ -52,7 +56,11 @@ class GuidedOptions(StrategyOptions):
 class Guided:
     """Candidates in a fused order of what is known: winners of the nearest earlier problems, the portfolio,
     and the models' orders. After the opening a small ensemble of trees, which learns from times and failures,
-    chooses among the listed candidates, neighbours of the fastest and random members of the spaces.
+    chooses among the listed candidates, neighbours of the fastest and random members of the spaces. Between
+    its choices come the families' lists, each in its order: the faster a family was, the more turns it has.
+
+    A family's order is a model of its own, that of a library its heuristic. The fused order mixes the lists
+    of all families, most of which are slow here, so that the next candidate of a fast one is far behind.
 
     Nothing is pruned: every source only moves candidates forward, so a wrong one costs the candidates that it
     moved. Learning follows likelihood-free Bayesian optimization (LFBO) in that the utility of a candidate is
@@ -73,6 +81,12 @@ class Guided:
         #: What is not asked for yet, in the fused order.
         self._left = {solution.id: solution for solution in order if solution.id in legal}
         self._places = {name: place for place, name in enumerate(self._left)}
+        #: Family -> its listed candidates that are not asked for yet, in their order.
+        self._listed: defaultdict[str, dict[str, Solution]] = defaultdict(dict)
+        for solution in context.candidates:
+            self._listed[solution.family][solution.id] = solution
+        #: Family -> turns that its list had after the opening.
+        self._list_turns: Counter[str] = Counter()
         self._features = _Features(self._places)
         self._asked: set[str] = set()
         self._timed: dict[str, tuple[float, Solution]] = {}
@@ -106,13 +120,13 @@ class Guided:
         found: list[Solution] = []
         while len(found) < count and (one := self._next()) is not None:
             found.append(one)
-            self._forget(one.id)
+            self._forget(one)
         return found
 
     def tell(self, outcome: Outcome) -> None:
         """See Strategy."""
         solution = outcome.solution
-        self._forget(solution.id)
+        self._forget(solution)
         seconds = outcome.seconds
         if outcome.status is Status.PRUNED:
             seconds = seconds or min(outcome.samples, default=None)
@@ -123,20 +137,24 @@ class Guided:
         elif solution.id not in self._timed:
             self._failed[solution.id] = solution
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, solution: Solution) -> None:
+        name = solution.id
         self._asked.add(name)
+        self._listed[solution.family].pop(name, None)
         self._left.pop(name, None)
         self._others.pop(name, None)
         self._scores.pop(name, None)
 
     def _next(self) -> Solution | None:
-        """The next candidate: of the fused order, or the model's choice."""
+        """The next candidate: of the fused order, of a family's list, or the model's choice."""
         self._turns += 1
         # A list that is shorter than the opening is no reason to end: its fastest have neighbours.
         if len(self._timed) >= self._options.opening or (self._timed and not self._left):
             self._learn()
-            of_order = self._left and self._turns % self._options.fused_turns == 0
-            if self._scores and not of_order:
+            of_list = self._turns % self._options.listed_turns == 0
+            if of_list and (listed := self._next_listed()) is not None:
+                return listed
+            if self._scores:
                 name = self._likeliest(among_near=self._turns % self._options.near_turns == 0)
                 return self._left.get(name) or self._others[name]
         if self._left:
@@ -144,6 +162,25 @@ class Guided:
         if self._others:
             return next(iter(self._others.values()))
         return next((one for one in self._draws if one is not None and one.id not in self._asked), None)
+
+    def _next_listed(self) -> Solution | None:
+        """The next candidate of a family's list; None if no family that has a time has any left. Families
+        have turns in inverse proportion to a power of their best time: 10% slower is half as many."""
+        best: dict[str, float] = {}
+        for seconds, solution in self._timed.values():
+            if self._listed[solution.family]:
+                best[solution.family] = min(seconds, best.get(solution.family, seconds))
+        if not best:
+            return None
+        least = min(best.values())
+
+        def due(family: str) -> float:
+            """The logarithm of the place of its next turn: powers of large ratios are no floats."""
+            return log(self._list_turns[family] + 1) + self._options.behind * log(best[family] / least)
+
+        family = min(best, key=lambda one: (due(one), best[one], one))
+        self._list_turns[family] += 1
+        return next(iter(self._listed[family].values()))
 
     def _likeliest(self, among_near: bool) -> str:
         """The id with the least score, with `among_near` of the neighbours of the fastest, if any is left.

@@ -117,7 +117,9 @@ def test_a_broken_model_is_a_note() -> None:
     assert strategy.ask(1) == LISTED[:1]
 
 
-@pytest.mark.parametrize("option", [{"opening": 1}, {"drawn": 0}, {"leaders": 0}, {"fused_turns": 1}])
+@pytest.mark.parametrize(
+    "option", [{"opening": 1}, {"drawn": 0}, {"leaders": 0}, {"listed_turns": 1}, {"near_turns": 2}]
+)
 def test_options_at_their_limits(option: dict[str, int]) -> None:
     found = search(50, options=option)
     assert len(set(found)) >= 50
@@ -153,3 +155,45 @@ def test_a_space_of_which_little_is_legal_is_searched_in_the_end() -> None:
         strategy.tell(Outcome(found[0], Phase.SCREEN, Status.OK, (1.0,)))
     assert {one.id for one in asked} >= {one.id for one in LISTED}
     assert [one.parameters for one in asked if one.family == "rare"] == [{"a": 17, "b": 23}]
+
+
+def listed_of(families: dict[str, float], count: int, neighbours: bool = False) -> list[Solution]:
+    """What is asked for after the opening, of families that take so long. With neighbours the model may
+    choose any number of the fastest one's."""
+    listed = [Solution(family, 1, {"algorithm": place}) for place in range(30) for family in families]
+
+    def near(origin: Solution) -> list[Solution]:
+        return [Solution("library", 1, {"algorithm": 100 + place}) for place in range(200 * neighbours)]
+
+    opening = len(families)
+    options = {"opening": opening, **({} if neighbours else {"listed_turns": 1})}
+    strategy = Guided(context(listed, 3, near, options=options))
+    asked: list[Solution] = []
+    while len(asked) < opening + count:
+        (one,) = strategy.ask(1)
+        asked.append(one)
+        strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (families[one.family],)))
+    assert asked[:opening] == listed[:opening], "the first of every family"
+    return asked[opening:]
+
+
+def test_the_list_of_the_fastest_family_is_followed_between_the_models_choices() -> None:
+    """The library's third algorithm would be the fastest, which the model cannot know."""
+    asked = listed_of({"library": 1.0, **{f"slow{number}": 2.0 for number in range(7)}}, 12, neighbours=True)
+    algorithms = [int(one.parameters["algorithm"] or 0) for one in asked]
+    assert [one for one in algorithms if one < 100] == [1, 2, 3], "a quarter, in the library's order"
+    assert {one.family for one in asked} == {"library"}
+
+
+def test_a_family_that_is_slower_has_fewer_turns() -> None:
+    asked = listed_of({"library": 1.0, "close": 1.1, "slow": 2.0}, 24)
+    counts = [sum(one.family == family for one in asked) for family in ("library", "close", "slow")]
+    assert counts == [17, 7, 0]
+    for family in ("library", "close"):
+        mine = [one.parameters["algorithm"] for one in asked if one.family == family]
+        assert mine == list(range(1, len(mine) + 1))
+
+
+def test_a_list_that_is_at_its_end_leaves_its_turns_to_the_others() -> None:
+    asked = listed_of({"library": 1.0, "slow": 2.0}, 40)
+    assert [one.family for one in asked] == ["library"] * 29 + ["slow"] * 11
