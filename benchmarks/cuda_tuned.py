@@ -25,6 +25,7 @@ from tuners.decide import Judgement, Verdict
 from tuners.device_client import DeviceClient
 from tuners.intervals import Interval, paired
 from tuners.policy import MeasurementPolicy
+from tuners.prior import known_of
 from tuners.roofline import bound
 from tuners.runner import Runner
 from tuners.session import Session
@@ -139,11 +140,13 @@ def tune(
     families: Sequence[str] | None = None,
     policy: MeasurementPolicy | None = None,
 ) -> Tuned:
-    """Tunes one problem by `policy`, the backend's default where there is none, with candidates from `families` (None: all). The
-    session stops when `stop(tuned, stamp)`, called after every outcome, returns True."""
+    """Tunes one problem by `policy`, the backend's default where there is none, with candidates from `families` (None: all);
+    the shipped portfolio is known, and no history. The session stops when `stop(tuned, stamp)`, called after every outcome, returns True."""
     policy = MeasurementPolicy.of(runner.environment.vendor) if policy is None else policy
     search = Search(seed=seed, families=None if families is None else tuple(families))
-    session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
+    prior, notes = known_of(problem, runner, ())  # as the service does, without history
+    session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search), prior=prior)
+    session.notes += notes
     tuned, begin = Tuned(session), time.monotonic()
     for outcome in session.run():
         stamp = time.monotonic() - begin - session.counts.setup_seconds
@@ -202,7 +205,7 @@ def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
         "torch_us": _us(base if base.solution.family == "torch" else None), "baseline_us": _us(base),
         "heuristic_us": _us(heuristic), "best_us": _us(answer), "library_us": _us(library),
         "winner": solution.id, "family": solution.family, "parameters": dict(solution.parameters),
-        "build": solution.build, "workspace_bytes": solution.workspace_bytes, "packing": verdict.packing,
+        "build": solution.build, "workspace_bytes": solution.workspace_bytes, "packing": None if verdict.packing is None else asdict(verdict.packing),
         "library": None if library is None else library.solution.id,
         "ratio": ratio.mid if ratio else 1.0, "interval": ends(ratio) if ratio else None,
         "raw_ratio": raw.mid if raw else None, "raw_interval": ends(raw) if raw else None,
