@@ -121,6 +121,10 @@ class TritonConfig:
         way in registers."""
         return self.stage_bytes * (self.stages if arch.vendor == "cuda" else max(1, self.stages - 1))
 
+    def miscompiled(self, arch: GpuArch) -> str | None:
+        """Why the compiler's code for an architecture is known to be wrong, or None."""
+        return None
+
     def registers(self, arch: GpuArch) -> int:
         """Estimates a thread's registers on an AMD GPU: sums, and the larger of matrix operands and loads in
         flight (twice, and for loads of less than eight bytes also their addresses and masks). Fitted to 850

@@ -21,6 +21,9 @@ _OWN: Mapping[str, str] = {"scales": "scale_a", "zeros": "zero_a", "zero_a": "ze
 _DEQUANTISED, _E2M1 = 3, 6
 #: The most sums and elements of a step's weights a thread that NVIDIA's compiler holds without spills.
 _MOST_HELD = 160
+#: Bits of weights, elements of k of a step and the fewest warps for which that compiler's code is right
+#: (DequantConfig.miscompiled()).
+_PACKED_BITS, _WRONG_K, _RIGHT_WARPS = 4, 16, 8
 
 
 def scaled_weights(p: GemmProblem) -> bool:
@@ -101,6 +104,18 @@ class DequantConfig(TritonConfig):
         """See TritonConfig; dequantising takes registers for every weight of a step."""
         each = _E2M1 if self.product.problem.mx else _DEQUANTISED
         return super().registers(arch) + each * self._weight_rows * self.block_k // (arch.warp * self.warps)
+
+    def miscompiled(self, arch: GpuArch) -> str | None:
+        """See TritonConfig. On an H100 all of 177 such candidates were wrong and none was right, where those of
+        more warps, of 8 bits and of more elements of k are (benchmarks/recorded/h100-prepacked.npz,
+        h100-weights-m64.npz); the interpreter finds the kernel right."""
+        packed = self.product.stored_bits == _PACKED_BITS and self.block_k <= _WRONG_K
+        if arch.vendor == "cuda" and packed and self.warps < _RIGHT_WARPS:
+            return (
+                f"Triton 3.6 miscompiles steps of {self.block_k} elements of 4 bits in blocks of {self.warps} "
+                f"warps: take {_RIGHT_WARPS} warps or a larger block_k"
+            )
+        return None
 
     def spills(self, arch: GpuArch) -> bool:
         """Whether the compiler for an NVIDIA GPU is likely to spill registers. This is no legality rule; for

@@ -141,6 +141,8 @@ def broken(one: TritonConfig, environment: Environment) -> str | None:
         return f"a tile of {one.block_m} x {one.block_n} is less than a sum a thread of {one.warps} warps"
     if one.block_k < _LEAST_K[size]:
         return f"block_k {one.block_k} is less than the tensor cores' step, {_LEAST_K[size]}"
+    if (rule := one.miscompiled(arch)) is not None:
+        return rule
     if arch.vendor == "hip" and (rule := _broken_gfx(one, arch)) is not None:
         return rule
     if one.tma and capability(environment) < OLDEST_TMA:

@@ -111,6 +111,17 @@ def test_parameters_that_break_a_rule(changed: dict[str, Any], words: str) -> No
     assert "version 2" in rule(replace(dequant(), version=2))
 
 
+def test_steps_that_the_compiler_gets_wrong_are_refused() -> None:
+    """Of 4 bits on NVIDIA's GPUs alone."""
+    short = {"block_m": 32, "block_n": 32, "block_k": 16, "num_warps": 4}
+    assert "miscompiles steps of 16 elements of 4 bits in blocks of 4 warps" in rule(dequant(**short))
+    integers = weights(40, 512, 512, "int8", scale_b="outer")
+    assert rule(dequant(**short), integers) == "None"
+    assert rule(dequant(**{**short, "block_k": 32})) == "None"
+    assert "miscompiles" not in rule(dequant(**{**short, "num_warps": 8}))
+    assert "miscompiles" not in rule(dequant(**short), weights(40, 512, 512), MI300X)
+
+
 def test_weights_of_a_step_take_registers_on_amds_gpus() -> None:
     deep = {"block_n": 256, "block_k": 128, "num_warps": 2}
     assert "a thread takes" in rule(dequant(**deep), weights(40, 512, 512), MI300X)
