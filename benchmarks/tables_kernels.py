@@ -152,6 +152,7 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "sanitizer-hopper": ("cuda-sanitizer-hopper", sanitizer),
     "sanitizer-weights": ("cuda-sanitizer-weights", sanitizer),
     "sanitizer-tile": ("cuda-sanitizer-tile", sanitizer),
+    "sanitizer-packed": ("cuda-sanitizer-packed", sanitizer),
     "amd": ("kernels-check-amd", amd),
 }
 
