@@ -64,6 +64,11 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "padded": (weights(70, 136, 512, zero_b="uint4", lda=520, ldb=544, ldd=141), {"swap": True}),
     "mxfp4, a k tail": (mxfp4(40, 131, 544, alignment=2), {"block_k": 256}),
     "mxfp4, one group a step": (mxfp4(33, 67, 96, ldb=98), {"block_k": 32, "swap": True, "split_k": 2}),
+    # What the compiler gets wrong for fewer warps (dequant_configuration.py: miscompiled()).
+    "steps of 16": (weights(40, 72, 256, zero_b="eight"), {"block_k": 16, "num_warps": 8, "swap": True}),
+    "steps of 16, in slices": (
+        weights(40, 72, 384, zero_b="uint4"), {"block_k": 16, "num_warps": 8, "split_k": 3},
+    ),
     "more slices than steps": (weights(40, 72, 128, zero_b="eight"), {"split_k": 8, "block_k": 64}),
 }  # fmt: skip
 
