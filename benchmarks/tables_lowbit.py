@@ -15,8 +15,8 @@ from benchmarks.lowbit_layers import DEVICES, MODELS
 #: Result -> what it measured.
 RESULTS: Mapping[str, str] = {
     "lowbit": "Every kind, Llama-3 8B on one device",
-    "lowbit-decode": "16-bit activations, 1 to 128 rows, the portfolio compiled beforehand",
-    "lowbit-prepacked": "16-bit activations, weights packed beforehand, the portfolio compiled",
+    "lowbit-decode": "16-bit activations, 1 to 512 rows, the portfolio compiled beforehand but not told to searches",
+    "lowbit-prepacked": "16-bit activations, weights packed beforehand, the portfolio compiled and told to searches",
     "lowbit-cold": "16-bit activations, 1 to 128 rows, nothing compiled beforehand",
     "lowbit-prefill": "16-bit activations, as many rows as prompts",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",

@@ -59,7 +59,7 @@ class GpuRunner(RecordedRunner):
         super().__init__([20e-6], speed=speeds, fails=fails)
         self.device, self._names, self._dies = device, list(speeds), dies
         self.environment = device.environment
-        self.backend: Any = SimpleNamespace(name="imagined", traits=GPU_TRAITS)
+        self.backend: Any = SimpleNamespace(name="imagined", traits=GPU_TRAITS, families=dict)
 
     def __enter__(self) -> GpuRunner:
         return self

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backends.cuda.cublaslt_algorithms import MatmulAlgoConfig
 from backends.problem import from_linear
 from backends.registry import FoundDevice
-from benchmarks import cuda
+from benchmarks import cuda, cuda_tuned
 from benchmarks.cuda import Lists, lists_document, parser
 from benchmarks.cuda_jobs import Jobs, Partial, spread
 from benchmarks.cuda_trap import problems, variations
@@ -19,7 +20,9 @@ from benchmarks.cuda_tuned import Shape, read_shapes, row, screening_figures, tu
 from benchmarks.cuda_types import combinations
 from tests.benchmarks.gpus import SPEEDS, GpuRunner, gpu
 from tuners.ceilings import Ceilings
+from tuners.prior import known_of
 from tuners.selftest.calls import host_seconds
+from tuners.strategies import PriorKnowledge
 
 SHAPES = [Shape("decode_m1", f"layer{n}", 1, n, 64, True) for n in (64, 128)]
 SHAPES.append(Shape("square", "square", 256, 256, 256, False))
@@ -58,6 +61,20 @@ def test_a_win_is_the_baseline_over_the_answer() -> None:
     assert found["condition"] == {"watts": 500}
     assert found["notes"] == ["a note"]
     json.dumps(found, allow_nan=False)
+
+
+def test_a_search_is_told_what_the_service_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped portfolio, and no history."""
+    problem, runner = from_linear(16, 64, 64, "bf16"), GpuRunner(gpu(0))
+    asked: list[tuple[Any, ...]] = []
+
+    def known(*given: Any) -> tuple[PriorKnowledge, list[str]]:
+        asked.append(given)
+        return known_of(*given)
+
+    monkeypatch.setattr(cuda_tuned, "known_of", known)
+    tune(runner, problem, 1.0)
+    assert asked == [(problem, runner, ())]
 
 
 def test_where_nothing_is_faster_torch_is_the_answer() -> None:
