@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -192,10 +193,16 @@ def prepack_model(model: Any, dtype: Any = None) -> list[str]:
     merged; the names of the modules that have a packed copy now, or a part in one. Inside enable() or apply()
     of the table that will be in use."""
     modules = {name: one for name, one in model.named_modules() if isinstance(one, QuantizedLinear)}
+    left = Counter(id(group) for one in modules.values() if (group := _GROUPS.get(one)) is not None)
     for one in modules.values():
         one.prepack(dtype)
         group = _GROUPS.get(one)
-        if group is not None and one is group.modules[-1]:  # at once: copies of parts may share its memory
+        if group is None:
+            continue
+        left[id(group)] -= 1
+        # After its last module, in whatever order the model has them, and at once: copies of parts may share
+        # its memory.
+        if not left[id(group)]:
             group.prepack(dtype)
     return [name for name, one in modules.items() if one.packed is not None or _in_packed(one)]
 
