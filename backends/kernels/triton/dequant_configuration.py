@@ -106,14 +106,14 @@ class DequantConfig(TritonConfig):
         return super().registers(arch) + each * self._weight_rows * self.block_k // (arch.warp * self.warps)
 
     def miscompiled(self, arch: GpuArch) -> str | None:
-        """See TritonConfig. On an H100 all of 177 such candidates were wrong and none was right, where those of
-        more warps, of 8 bits and of more elements of k are (benchmarks/recorded/h100-prepacked.npz,
+        """See TritonConfig. On an H100 all of 177 such candidates were wrong and none was right, where those
+        of more warps, of 8 bits and of more elements of k are (benchmarks/recorded/h100-prepacked.npz,
         h100-weights-m64.npz); the interpreter finds the kernel right."""
         packed = self.product.stored_bits == _PACKED_BITS and self.block_k <= _WRONG_K
         if arch.vendor == "cuda" and packed and self.warps < _RIGHT_WARPS:
             return (
-                f"Triton 3.6 miscompiles steps of {self.block_k} elements of 4 bits in blocks of {self.warps} "
-                f"warps: take {_RIGHT_WARPS} warps or a larger block_k"
+                f"Triton 3.6 miscompiles steps of {self.block_k} elements of 4 bits in blocks of "
+                f"{self.warps} warps: take {_RIGHT_WARPS} warps or a larger block_k"
             )
         return None
 

@@ -306,7 +306,8 @@ def test_the_largest_weights_that_one_launch_packs() -> None:
     rows = 16 * 4 * 1023
     most = packed(1, rows, 128 * ((2**31 - 1) // 1023))
     assert FAMILY.rule(most, CHOSEN, H200) is None
-    blocks = FAMILY.config(most, CHOSEN, SM_90).prepacked
-    assert blocks is not None and blocks.launch.grid[0] == (2**31 - 1) // 1023 * 1023
+    found = FAMILY.config(most, CHOSEN, SM_90).prepacked
+    assert found is not None
+    assert found.launch.grid == ((2**31 - 1) // 1023 * 1023, 1, 1)
     more = packed(1, rows, most.k + 128)
     assert "blocks pack the weights" in (FAMILY.rule(more, CHOSEN, H200) or "")
