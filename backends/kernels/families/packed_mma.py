@@ -13,7 +13,7 @@ from backends.environment import Environment
 from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.launch import KernelLaunch
-from backends.kernels.legality import first, tensor_core_rule
+from backends.kernels.legality import MOST_BLOCKS, first, tensor_core_rule
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.kernels.prepacked import PACK, Prepacked
 from backends.kernels.weights import (
@@ -50,6 +50,11 @@ def record_bytes(p: GemmProblem) -> int:
     return -(-(_RECORD + groups * _ROWS * (scale + zero)) // 16) * 16
 
 
+def packing_blocks(p: GemmProblem) -> int:
+    """Blocks of the packing kernel."""
+    return -(-(-(-p.m // _ROWS) * -(-p.k // deep(p)) * _LANES) // _THREADS)
+
+
 @dataclass(frozen=True)
 class PackedConfig(WeightConfig):
     """A configuration that reads a packed copy of the weights."""
@@ -74,8 +79,7 @@ class PackedConfig(WeightConfig):
         size = tiles * records * record_bytes(p)
         if not group(p):
             size += tiles * _ROWS * DTYPES[p.scale_dtype or "fp32"].bytes
-        blocks = -(-tiles * records * _LANES // _THREADS)
-        launch = KernelLaunch(PACK, (blocks, 1, 1), (_THREADS, 1, 1), 0, True)
+        launch = KernelLaunch(PACK, (packing_blocks(p), 1, 1), (_THREADS, 1, 1), 0, True)
         return Prepacked(LAYOUT, size, launch, f"gemmtune::PackWeights<{quantised(p)}>")
 
 
@@ -127,10 +131,12 @@ class PackedMma(DequantRing):
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand,
-        activations within 2^31 bytes."""
+        activations within 2^31 bytes, weights that one launch packs."""
         broken = first(tensor_core_rule(environment), lines_rule(product))
         if broken is None and (product.n - 1) * product.problem.ldb * 2 >= 2**31:
             return f"columns {product.problem.ldb} elements apart end beyond 2^31 bytes"
+        if broken is None and (blocks := packing_blocks(product.problem)) > MOST_BLOCKS:
+            return f"{blocks} blocks pack the weights; a launch has {MOST_BLOCKS} at most"
         return broken
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:

@@ -149,11 +149,15 @@ class TunedRow:
     def pack(self, index: int, addresses: Mapping[str, int]) -> None:
         """Packs weights on torch's current stream of device `index`: the addresses of the stored tensors (a,
         scale_a, zero_a) and of the copy (packed). Raises LaunchError."""
+        if self.runtime.capture(self.runtime.stream(index)) != 0:
+            raise LaunchError(
+                f"a graph is being captured, which would pack the weights of {self.name} at each replay and "
+                "not now: pack them before the capture"
+            )
         kernel = self._served.kernel(self.row, index)
         if kernel is None:
             raise LaunchError(
-                f"the kernel of {self.name} cannot be loaded now: the device is of another class than the "
-                "table's, or a graph is being captured; pack weights before that"
+                f"the kernel of {self.name} cannot be loaded: the device is of another class than the table's"
             )
         given = tuple(addresses[name] for name in kernel.packing_operands)
         kernel.check_packing(given)

@@ -35,6 +35,7 @@ from service.formats.core.json_text import BadJsonError, decode, kind_of
 from service.formats.core.row_values import BadRowError, environment_from, policy_from, solution_from
 from tuners.decide import TargetVerdict, Verdict
 from tuners.journal import VERSION
+from tuners.packed import PackingCost
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
 
@@ -161,6 +162,7 @@ def _outcome(values: Mapping[str, Any]) -> Outcome:
     try:
         solution_from(values["solution"])
         found = Outcome.from_dict(values)
+        PackingCost.within(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadRowError(f"outcome: {_said(error)}") from None
     if not all(isinstance(s, int | float) and not isinstance(s, bool) for s in values["samples"]) or not all(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ from gemmtune.torch.quantised.stored import QuantizedWeight
 _OPERATORS = operators.NAMESPACE
 #: Modules that quantize_model() leaves as they are: output layers, which lose most by it.
 KEPT = ("lm_head",)
+#: The buffers of the weights in the stored form.
+_STORED = ("weight", "scales", "zeros")
 
 
 class SharedInput(Protocol):
@@ -57,10 +60,13 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
     """F.linear by quantised weights, with the rows of the table in use. The weights are buffers `weight`,
     `scales` and `zeros` in the stored form. prepack() adds `packed`, a copy in the layout `layout` for rows
     that want one: it is in no state_dict, pickle or copy of the module, and is dropped when weights are
-    loaded or moved. The module then computes by the stored weights until prepack() is called again."""
+    loaded or moved. The module then computes by the stored weights until prepack() is called again; so it
+    does after weights were replaced or changed in place, which a compiled graph does not notice."""
 
     packed: Any
     layout: str | None
+    #: Buffers that the packed copy was made of: their names, the tensors, their versions then.
+    _copied: tuple[tuple[str, ref[Any], int | None], ...] = ()
 
     def __init__(self, weight: QuantizedWeight, bias: Any = None) -> None:
         super().__init__()
@@ -96,6 +102,8 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         form, has_bias = self.quantized_weight.form, self.bias is not None
         made = prepacked(form, self.weight, self.scales, self.zeros, dtype, has_bias)
         self.packed, self.layout = (None, None) if made is None else (made.data, made.layout)
+        stored = ((name, self._buffers[name]) for name in _STORED)
+        self._copied = tuple((name, ref(one), _version(one)) for name, one in stored if one is not None)
         return made is not None
 
     def drop_packed(self) -> None:
@@ -113,18 +121,27 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
             if found is not None:
                 return found
         size, bias = self.group_size, self.bias
-        copy = () if self.packed is None else (self.packed, self.layout)
+        copy = () if self.packed is None or self._outdated() else (self.packed, self.layout)
         if self.bits == 8:
             return _OPERATORS.linear_w8a16(input, self.weight, self.scales, size, bias, *copy)
         return _OPERATORS.linear_w4a16(
             input, self.weight, self.scales, self.zeros, size, self.zero_point, bias, *copy
         )
 
+    def _outdated(self) -> bool:
+        """Whether the packed copy is of other weights than the module has now."""
+        if is_compiling():
+            return False
+        return any(
+            (one := self._buffers[name]) is not tensor() or _version(one) != version
+            for name, tensor, version in self._copied
+        )
+
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """Moves to a device as every module does. Weights of 8-bit floats, scales and zero points keep their
         type, which is part of the weights' meaning: half() and bfloat16() would convert them. A packed copy
         stays if the weights stay where they are."""
-        kept = {name: self._buffers[name] for name in ("weight", "scales", "zeros")}
+        kept = {name: self._buffers[name] for name in _STORED}
         places = [None if one is None else (one.device, one.data_ptr()) for one in kept.values()]
         copy, layout = self.packed, self.layout
         self.packed, self.layout = None, None
@@ -146,7 +163,8 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Without the packed copy: a copy's memory may lie elsewhere, and a pickle is read beside another
         table."""
-        return {**vars(self), "_buffers": {**self._buffers, "packed": None}, "layout": None}
+        without = {"_buffers": {**self._buffers, "packed": None}, "layout": None, "_copied": ()}
+        return {**vars(self), **without}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Modules that were pickled before there were packed copies have none."""
@@ -160,6 +178,11 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         form = f"bits={self.bits}, group_size={self.group_size}"
         point = "" if self.zero_point is None else f", zero_point={self.zero_point}"
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}{point}"
+
+
+def _version(tensor: Any) -> int | None:
+    """Changes in place so far; None of a tensor that does not count them, and of none."""
+    return None if tensor is None or tensor.is_inference() else int(tensor._version)
 
 
 def activations_of(module: QuantizedLinear) -> Any:
@@ -192,10 +215,16 @@ def prepack_model(model: Any, dtype: Any = None) -> list[str]:
     merged; the names of the modules that have a packed copy now, or a part in one. Inside enable() or apply()
     of the table that will be in use."""
     modules = {name: one for name, one in model.named_modules() if isinstance(one, QuantizedLinear)}
+    left = Counter(id(group) for one in modules.values() if (group := _GROUPS.get(one)) is not None)
     for one in modules.values():
         one.prepack(dtype)
         group = _GROUPS.get(one)
-        if group is not None and one is group.modules[-1]:  # at once: copies of parts may share its memory
+        if group is None:
+            continue
+        left[id(group)] -= 1
+        # After its last module, in whatever order the model has them, and at once: copies of parts may share
+        # its memory.
+        if not left[id(group)]:
             group.prepack(dtype)
     return [name for name, one in modules.items() if one.packed is not None or _in_packed(one)]
 

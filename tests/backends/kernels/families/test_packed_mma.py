@@ -283,6 +283,7 @@ def test_the_compiler_knows_the_shared_memory_and_threads_that_python_derives(tm
             {},
             "columns 33554432 elements apart end beyond 2^31 bytes",
         ),
+        (packed(1, 1 << 24, 1 << 22), {}, "8589934592 blocks pack the weights"),
         (packed(64, 64, 1024), {"slots": 6, "warps_k": 8}, "bytes of shared memory"),
         (packed(1, 64, 1024), {"warps_m": 8, "warps_k": 8}, "a block has 32 to 1024 threads, not 2048"),
         (packed(64, 64, 1024), {"rows": 64}, "registers"),
@@ -298,3 +299,15 @@ def test_columns_may_be_as_far_apart_as_their_offsets_have_bits() -> None:
     farthest = packed(64, 64, 1024, lda=((2**31 - 1) // 63 // 2) // 8 * 8)
     assert FAMILY.rule(farthest, CHOSEN, H200) is None
     assert FAMILY.rule(packed(1, 64, 1024, lda=1 << 30), CHOSEN, H200) is None, "one column is at none"
+
+
+def test_the_largest_weights_that_one_launch_packs() -> None:
+    """A block packs four records of 16 rows by 128 elements of k."""
+    rows = 16 * 4 * 1023
+    most = packed(1, rows, 128 * ((2**31 - 1) // 1023))
+    assert FAMILY.rule(most, CHOSEN, H200) is None
+    found = FAMILY.config(most, CHOSEN, SM_90).prepacked
+    assert found is not None
+    assert found.launch.grid == ((2**31 - 1) // 1023 * 1023, 1, 1)
+    more = packed(1, rows, most.k + 128)
+    assert "blocks pack the weights" in (FAMILY.rule(more, CHOSEN, H200) or "")

@@ -107,6 +107,18 @@ def test_the_product_of_all_has_a_copy_whose_parts_are_the_modules(
         assert ran(model, 4) == ALONE
 
 
+def test_modules_in_another_order_share_a_copy(tmp_path: Path, cache: BinaryCache) -> None:
+    """OPT has k_proj and v_proj before q_proj."""
+    table = made(tmp_path, cache, (packed(4), ROWS), *parts(4, ROWS))
+    model = Attention()
+    first = model._modules.pop("q_proj")
+    model.q_proj = first
+    with gemmtune.torch.apply(model, table, fuse=True):
+        assert prepack_model(model) == ["k_proj", "v_proj", "q_proj"]
+        assert ran(model, 4) == MERGED
+        assert len({one.packed.untyped_storage().data_ptr() for one in model.projections}) == 1
+
+
 def test_copies_that_are_no_parts_lie_apart(tmp_path: Path, cache: BinaryCache) -> None:
     table = made(tmp_path, cache, (packed(4), COLUMNS), *parts(4, COLUMNS), *parts(9, COLUMNS))
     model = Attention()

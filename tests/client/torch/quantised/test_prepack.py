@@ -28,6 +28,7 @@ from gemmtune.torch import (
     watch,
 )
 from gemmtune.torch.quantised.stored import QuantizedWeight
+from gemmtune.torch.served import current
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -178,6 +179,18 @@ def test_a_packing_launch_that_fails_says_so(table: Table, monkeypatch: pytest.M
     monkeypatch.setattr(Kernel, "prepare_packing", failing)
     with gemmtune.torch.enable(table), pytest.raises(gemmtune.LaunchError, match="planted"):
         made(sample(N, K))
+
+
+def test_nothing_is_packed_while_a_graph_is_captured(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel is loaded: the copy would hold nothing until the graph is replayed."""
+    with gemmtune.torch.enable(table):
+        made(sample(N, K))
+        served = current("cpu")
+        assert served is not None
+        for capture in (7, None):  # one that has a number, and one that has none
+            monkeypatch.setattr(served.runtime, "capture", lambda _, number=capture: number)
+            with pytest.raises(gemmtune.LaunchError, match="pack them before the capture"):
+                made(sample(N, K))
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -470,6 +483,32 @@ def test_other_weights_have_no_copy(table: Table) -> None:
         assert rows.take()[-1] == (4, True, ROWS)
         module.to_empty(device="cpu")
         assert (module.packed, module.layout) == (None, None)
+
+
+def test_weights_that_change_leave_the_copy_unread(table: Table) -> None:
+    module, x = linear(), given(4)
+    changes = (
+        lambda: module.scales.mul_(2),
+        lambda: module.weight.copy_(sample(N, K, seed=1).data),
+        lambda: setattr(module, "weight", sample(N, K, seed=2).data),
+    )
+    with seen(table) as rows:
+        for change in changes:
+            assert module.prepack()
+            assert right(module(x), x, module.quantized_weight)
+            change()
+            assert right(module(x), x, module.quantized_weight)
+            assert rows.take() == [(4, True, ROWS), (32, True, None)]
+            assert copy.deepcopy(module).packed is None
+
+
+def test_weights_of_inference_mode_are_packed(table: Table) -> None:
+    x = given(4)
+    with torch.inference_mode(), seen(table) as rows:
+        module = linear()
+        assert module.prepack()
+        assert right(module(x), x, module.quantized_weight)
+        assert rows.take() == [(4, True, ROWS)]
 
 
 def test_modules_that_were_pickled_before_there_were_copies() -> None:

@@ -156,6 +156,12 @@ def _target(**changed: Any) -> dict[str, Any]:
         (line("outcome", _outcome(samples=["1"])), "outcome: samples must be seconds above 0"),
         (line("outcome", _outcome(samples=5)), "outcome: "),
         (line("outcome", _outcome(evidence=5)), "outcome: "),
+        (line("outcome", _outcome(evidence={"packing": 5})), "must be a mapping, not int"),
+        (line("outcome", _outcome(evidence={"packing": {}})), "outcome: PackingCost"),
+        (
+            line("outcome", _outcome(evidence={"packing": {"layout": "x", "bytes": "8", "us": 1}})),
+            "outcome: a packed copy's bytes must be an integer",
+        ),
         (line("outcome", _outcome(solution={**PACKED.to_dict(), "id": "x"})), "id 'x' does not match"),
         (line("outcome", OUTCOME.to_dict()).replace("1e-05", "NaN"), "NaN is no JSON number"),
         (line("result", {}), "result: 'verdict' is missing"),
