@@ -170,7 +170,8 @@ class _Table:
         lacking = next((name for name in used if name in _NO_COLUMN), None)
         if lacking is not None:  # not "ignore it": these would be other problems
             raise ReadError(
-                f"column {lacking}: the table has no column for {_NO_COLUMN[lacking]}; give such problems as JSON"
+                f"column {lacking}: the table has no column for {_NO_COLUMN[lacking]}; "
+                "give such problems as JSON"
             )
         unknown = [printable(name, 40) for name in used if name not in _KNOWN]
         if unknown:
