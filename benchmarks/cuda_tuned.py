@@ -17,7 +17,7 @@ from backends.cache import BinaryCache, default_cache_dir
 from backends.errors import DeviceError, GemmtuneError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear, from_mm
-from backends.registry import FoundDevice, devices
+from backends.registry import BACKENDS, FoundDevice, devices
 from benchmarks.report import geometric_mean
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings, CeilingStore
@@ -47,7 +47,10 @@ def kernel_cache() -> BinaryCache:
 
 
 def machine(backend: str, most: int | None = None) -> list[FoundDevice]:
-    """The machine's devices of a backend, at most `most`. Raises SystemExit if there is none."""
+    """The machine's devices of a backend, at most `most`. Raises SystemExit if there is none, or no such
+    backend."""
+    if backend not in BACKENDS:
+        raise SystemExit(f"no backend {backend!r}; known: {', '.join(BACKENDS)}")
     found, notes = devices(backend)
     if not found:
         raise SystemExit(f"no {backend} device: {'; '.join(notes) or 'none was found'}")

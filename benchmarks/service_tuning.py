@@ -279,11 +279,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--shapes", type=Path, default=SHAPES, help="a file of lists")
     parser.add_argument("--lists", nargs="+", help="default: decode and prefill of the fixed ones, else all")
-    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument(
+        "--problems", type=int, default=40, help="so many, evenly spread over the lists, from 1; default: 40"
+    )
     parser.add_argument(
         "--efforts", nargs="+", choices=list(EFFORTS), default=[JUDGED], help=f"{JUDGED} must be one of them"
     )
-    parser.add_argument("--rounds", type=int, nargs="+", default=[4], help="for all efforts, or for each")
+    parser.add_argument(
+        "--rounds", type=int, nargs="+", default=[4], help="for all efforts, or for each; default: 4"
+    )
     parser.add_argument("--first", type=int, default=10, help="problems of the bare service; 0: leave it out")
     parser.add_argument("--thorough", type=int, default=8, help="problems that are tuned thoroughly")
     parser.add_argument("--thorough-seconds", type=float, default=10.0)
@@ -293,6 +297,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.asked = rounds_of(options.efforts, options.rounds)
     except ValueError as error:
         parser.error(str(error))
+    if options.problems < 1:
+        parser.error(f"--problems {options.problems}: give a number from 1")
     return options
 
 

@@ -18,6 +18,10 @@ _class = table(models.DeviceClass)
 _worker = table(models.Worker)
 
 _best = table(models.Best)
+_NOTHING = (
+    "no device is known yet: tune a problem on this machine (gemmtune tune), import a file of results "
+    "(gemmtune import), or start a worker (gemmtune worker)"
+)
 _DRIVERS = {"sqlite": "sqlite://", "postgresql": "postgresql+psycopg://"}
 
 
@@ -63,7 +67,9 @@ class Classes:
         AmbiguousDevice."""
         if selector is None:
             if not (self.registered or self.others):
-                raise UnknownDevice("", [])
+                nothing = UnknownDevice("", [])
+                nothing.args = (_NOTHING,)
+                raise nothing
             meant = self.live or self.measured
             if len(meant) != 1:
                 raise NoDefaultDevice(meant)

@@ -24,13 +24,21 @@ _COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red
 
 
 def problem_text(problem: GemmProblem) -> str:
-    """The row-major call in a few words: 16x4096x4096 bf16 TN bias (m x n x k; T: transposed)."""
+    """The row-major call in a few words: 16x4096x4096 bf16 NT b:uint4 block_1x128+bf16+eight bias (m x n x k;
+    T: transposed; b: the type of B where it differs, then the scaling)."""
     wire = problem_to_wire(problem)
     kind = "tf32" if problem.compute == "tf32" else wire["dtype"]
     letters = problem.trans_b + problem.trans_a  # the operands of the row-major call
     words = [f"{wire['m']}x{wire['n']}x{wire['k']}", kind, letters]
     if problem.batch > 1:
         words.insert(1, f"batch {problem.batch}")
+    if problem.groups:
+        routing = wire["routing"]
+        words.append(f"{problem.groups} groups {routing if isinstance(routing, str) else 'of given rows'}")
+    if "dtype_b" in wire:
+        words.append(f"b:{wire['dtype_b']}")
+    if "scaling" in wire:
+        words.append("+".join(value for value in wire["scaling"].values() if value != "none"))
     if problem.epilogue != "none":
         words.append(problem.epilogue.replace("_", "+"))
     if problem.beta != "zero":
@@ -51,7 +59,8 @@ def time_text(seconds: float) -> str:
 def winner_text(solution_id: str) -> str:
     """A solution's family and threads; its whole id is in the JSON."""
     *parts, _ = solution_id.split("-")  # the last is a hash
-    family = "-".join(takewhile(lambda part: "_" not in part, parts))  # parameters are NAME_VALUE
+    named = takewhile(lambda part: "_" not in part, parts[1:])  # parameters are NAME_VALUE; openblas_upcast
+    family = "-".join((*parts[:1], *named))
     threads = next((p.removeprefix("threads_") for p in parts if p.startswith("threads_")), "")
     return f"{family}, {threads} threads" if threads else family
 
@@ -105,7 +114,9 @@ def problems_table(problems: Sequence[ImportedProblem]) -> Table:
 
 def rejected_table(rejected: Sequence[Rejected], most: int = 20) -> Table:
     """The first `most` rejected lines, each with its reason."""
-    table = plain_table("line", "reason", "text", title=f"{len(rejected)} lines rejected")
+    table = plain_table(
+        "line", "reason", "text", title=f"{len(rejected)} line{'s' * (len(rejected) != 1)} rejected"
+    )
     for item in rejected[:most]:
         table.add_row(str(item.line), item.reason, Text(item.text[:60], overflow="ellipsis"))
     if len(rejected) > most:

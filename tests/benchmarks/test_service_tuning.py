@@ -36,6 +36,17 @@ def test_rounds_that_fit_no_efforts_are_refused(
     assert words in capsys.readouterr().err
 
 
+def test_no_problems_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--problems", "0"])
+    assert "--problems 0: give a number from 1" in capsys.readouterr().err
+
+
+def test_a_device_of_no_backend_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no backend 'tpu'; known: cpu, cuda, hip"):
+        main(["--device", "tpu"])
+
+
 def test_other_lists_have_a_result_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SHAPES.parent.parent)
     assert result_name(SHAPES) == result_name(Path("benchmarks/shapes.json")) == "service-tuning"

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from sqlalchemy import Connection, Engine, update
 
-from backends.errors import AmbiguousDevice
+from backends.errors import AmbiguousDevice, UnknownDevice
 from db import classes, environments, fleet, gauges, liveness, models, queries, workers
 from db.engine import writing
 from db.lookup import open_lookup
@@ -23,6 +23,13 @@ OTHER = replace(HERE, uuid="CPU-2")
 
 def rows(connection: Connection) -> dict[str, dict[str, object]]:
     return {row["id"]: row for row in fleet.workers(connection, None, 100)}
+
+
+def test_without_any_device_it_is_said_what_to_do() -> None:
+    with pytest.raises(UnknownDevice, match=r"^no device is known yet: tune a problem on this machine"):
+        classes.Classes().resolve(None)
+    with pytest.raises(UnknownDevice, match=r"^no device matches 'cuda'; available: none$"):
+        classes.Classes().resolve("cuda")
 
 
 def test_a_worker_beats_until_it_is_marked(engine: Engine) -> None:

@@ -117,6 +117,8 @@ def test_the_table_says_default_best_ratio_and_verdict(run: Run) -> None:
         ("openblas-routine_matmul-threads_2-81ff3702cb99", "openblas, 2 threads"),
         ("skinny-ring-rows_16-slots_4-f80a40c2a661", "skinny-ring"),
         ("torch-0089969201fd", "torch"),
+        ("openblas_upcast-threads_1-c6265a4dd06c", "openblas_upcast, 1 threads"),
+        ("user.my_kernel-rows_2-aaaa", "user.my_kernel"),
     ],
 )
 def test_a_winner_is_named_by_its_whole_family(solution_id: str, text: str) -> None:

@@ -69,6 +69,11 @@ RESULT_COLUMNS = (
     "rounds", "session", "decided_at", "provenance", "source",
 )  # fmt: skip
 _KNOWN = frozenset((*PROBLEM_COLUMNS, *RESULT_COLUMNS, "dtype_a", "epilogue", "scaling", "layout"))
+#: Fields of problems that have no column, and what they say.
+_NO_COLUMN = {
+    "prepacked": "prepacked weights", "zero_a": "zero points", "zero_b": "zero points", "groups": "groups",
+    "routing": "groups",
+}  # fmt: skip
 _NEEDED = ("m", "n", "k")
 _WHOLE = re.compile("-?[0-9]{1,20}")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
@@ -162,6 +167,12 @@ class _Table:
         missing = [name for name in _NEEDED if name not in used]
         if missing:
             raise ReadError(f"the header lacks the column {', '.join(missing)}; needed: {', '.join(_NEEDED)}")
+        lacking = next((name for name in used if name in _NO_COLUMN), None)
+        if lacking is not None:  # not "ignore it": these would be other problems
+            raise ReadError(
+                f"column {lacking}: the table has no column for {_NO_COLUMN[lacking]}; "
+                "give such problems as JSON"
+            )
         unknown = [printable(name, 40) for name in used if name not in _KNOWN]
         if unknown:
             raise ReadError(

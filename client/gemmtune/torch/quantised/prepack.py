@@ -164,7 +164,12 @@ def check_copy(packed: Any, layout: str | None, form: Form, served: Served) -> N
 
 
 def check_form(given: PackedWeight, form: Form) -> None:
-    """Raises WeightError for a copy of weights of another form."""
+    """Raises WeightError for a copy of weights of another form, and for what is no copy."""
+    if not isinstance(given, PackedWeight):
+        raise WeightError(
+            f"prepacked is a {type(given).__name__}; give the PackedWeight that prepack_w4a16() or "
+            "prepack_w8a16() returned, or None"
+        )
     if given.form != form:
         raise WeightError(
             f"the packed copy is of weights [{given.form.n}, {given.form.k}] ({_name(given.form)}), and the "

@@ -69,6 +69,7 @@ export function problem(p) {
   if (p.batch > 1) parts.push(`batch ${p.batch}`);
   parts.push(p.dtype ?? p.dtype_a ?? "fp32");
   parts.push((p.trans_a ? "T" : "N") + (p.trans_b ? "T" : "N"));
+  if (p.groups) parts.push(`${p.groups} groups ${typeof p.routing === "string" ? p.routing : "of given rows"}`);
   for (const name of ["dtype_b", "dtype_c", "compute", "epilogue", "scaling"]) {
     const value = p[name];
     if (value == null || value === "none") continue;

@@ -333,6 +333,10 @@ def test_copies_of_other_weights(table: Table) -> None:
         apart = apart[-apart.data_ptr() % 256 :]
         refused("must be contiguous", x, weight, replace(copied, data=apart[: 2 * copied.nbytes : 2]))
         refused("a copy is", x, weight, replace(copied, data=copied.data.view(torch.float32)))
+        no_copies: list[Any] = [copied.data, "yes"]
+        for one in no_copies:
+            with pytest.raises(WeightError, match=r"prepacked is a \w+; give the PackedWeight that"):
+                linear_w4a16(x, weight.data, weight.scales, prepacked=one)
         run = torch.ops.gemmtune.linear_w4a16
         with pytest.raises(WeightError, match="layout is missing"):
             run(x, weight.data, weight.scales, None, None, None, None, copied.data)

@@ -72,6 +72,12 @@ def test_counts_and_lines() -> None:
         ("m,n,dtype", "the header lacks the column k; needed: m, n, k"),
         ("a,b", "the header lacks the column m, n, k"),
         ("m,n,k,dtype,tran_b", "unknown column tran_b; start its name with # to have it ignored"),
+        ("m,n,k,prepacked", "column prepacked: the table has no column for prepacked weights; give such"),
+        (
+            "m,n,k,zero_b",
+            "column zero_b: the table has no column for zero points; give such problems as JSON",
+        ),
+        ("m,n,k,groups", "column groups: the table has no column for groups; give such problems as JSON"),
         ("m,n,k,dtype,m", "the column m stands twice in the header"),
         ("\0", "line 1, the header: NUL byte"),
         ("m,n,k,dtype,\x1b[31m", r"unknown column \\x1b\[31m"),
