@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.grouping import draws_of, ends_of
+from backends.kernels.prepacked import REPLACED
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
 from tuners.inputs import draw, fixed_operand, operand_distribution
-from tuners.packed import PACKING, REPLACED, PackedCopies, PackingCost, copy_bytes, prepacked
+from tuners.packed import PACKING, PackedCopies, PackingCost, copy_bytes, prepacked
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from backends.kernels.prepacked import PACKED_ALIGNMENT
+from backends.kernels.prepacked import PACKED_ALIGNMENT, REPLACED
 from backends.operands import Operands
 from backends.outcome import Outcome
 from backends.protocol import Device, Kernel, PrepackedKernel
 
-#: The operands that a packing launch reads. A product's launch that reads a packed copy reads none of them.
-REPLACED = ("a", "scale_a", "zero_a")
 #: Rounds over all copies in which packing is timed; the fastest counts. The first wakes the device.
 PACKING_ROUNDS = 4
 #: The evidence that says what a candidate's packed copy costs.

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.dtypes import DTYPES
+from backends.kernels.prepacked import REPLACED
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, PrepackedKernel
@@ -26,7 +27,6 @@ from tuners.packed import (
     CHANGED_COPY,
     OUTSIDE_COPY,
     READS_STORED,
-    REPLACED,
     aligned,
     copy_bytes,
     other_copy,

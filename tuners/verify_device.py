@@ -15,6 +15,7 @@ import numpy as np
 
 from backends.dtypes import DTYPES
 from backends.errors import DeviceMemoryExceeded, IllegalSolution
+from backends.kernels.prepacked import REPLACED
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, PrepackedKernel
@@ -24,7 +25,6 @@ from tuners.packed import (
     CHANGED_COPY,
     OUTSIDE_COPY,
     READS_STORED,
-    REPLACED,
     aligned,
     copy_bytes,
     other_copy,

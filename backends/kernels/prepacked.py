@@ -15,18 +15,18 @@ from backends.kernels.launch import KernelLaunch
 PACK = "pack"
 #: Alignment in bytes of a packed copy.
 PACKED_ALIGNMENT = 256
+#: The operands that a packing launch reads, and that a product's launch which reads a packed copy does not.
+REPLACED = ("a", "scale_a", "zero_a")
 
 
 @dataclass(frozen=True)
 class Prepacked:
     """A packed copy. `layout`: its name, which says everything that places a byte, so that copies of one
     layout and one problem's weights are equal whichever solution packed them; `bytes`: its size; `launch`:
-    the packing kernel's, which takes the product's argument and reads the stored weights, scales and zero
-    points alone; `packing`: the class of the packing kernel; `replaces`: the operands that the product's
-    launch does not read since it reads the packed copy."""
+    the packing kernel's, which takes the product's argument and reads REPLACED alone; `packing`: the class of
+    the packing kernel."""
 
     layout: str
     bytes: int
     launch: KernelLaunch
     packing: str
-    replaces: tuple[str, ...] = ("a", "scale_a", "zero_a")

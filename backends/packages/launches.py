@@ -13,7 +13,7 @@ from typing import Any
 from backends.archs import GpuArch
 from backends.kernels.family import KernelConfig
 from backends.kernels.launch import KernelLaunch
-from backends.kernels.prepacked import Prepacked
+from backends.kernels.prepacked import REPLACED, Prepacked
 from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
 from backends.kernels.triton.configuration import MAIN, Step, TritonConfig
 from backends.kernels.triton.description import Request, binary_name
@@ -200,21 +200,21 @@ def packing_launch(
 ) -> DescribedLaunch:
     """The launch that packs the weights: it takes the product's struct, which names the stored weights, their
     scales and zero points, and the packed copy alone."""
-    argument = _argument(config, packing_names(config, packed), {}, MappingProxyType({}))
+    argument = _argument(config, packing_names(config), {}, MappingProxyType({}))
     return DescribedLaunch(file, packed.launch, arch, (argument,), resources.get(packed.launch.entry))
 
 
 def operand_names(config: KernelConfig) -> list[str]:
     """The operands of the product's launches, in the order in which a caller gives their addresses."""
     names = list(layouts(config.product.problem))
-    if (packed := config.prepacked) is None:
+    if config.prepacked is None:
         return names
-    return [PACKED, *(name for name in names if name not in packed.replaces)]
+    return [PACKED, *(name for name in names if name not in REPLACED)]
 
 
-def packing_names(config: KernelConfig, packed: Prepacked) -> list[str]:
+def packing_names(config: KernelConfig) -> list[str]:
     """The operands of the packing launch: those that the packed copy replaces, and the copy."""
-    return [*(name for name in layouts(config.product.problem) if name in packed.replaces), PACKED]
+    return [*(name for name in layouts(config.product.problem) if name in REPLACED), PACKED]
 
 
 def _argument(

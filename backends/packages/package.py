@@ -27,7 +27,7 @@ from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily
 from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import WIDE
-from backends.kernels.prepacked import PACKED_ALIGNMENT, Prepacked
+from backends.kernels.prepacked import PACKED_ALIGNMENT, REPLACED, Prepacked
 from backends.kernels.triton import description
 from backends.kernels.triton.configuration import workspace_align
 from backends.kernels.triton.family import TritonFamily
@@ -197,13 +197,13 @@ def operands_of(problem: GemmProblem, packed: Prepacked | None = None) -> dict[s
     stored = _stored(problem)
     if packed is None:
         return stored
-    others = {name: one for name, one in stored.items() if name not in packed.replaces}
+    others = {name: one for name, one in stored.items() if name not in REPLACED}
     return {PACKED: _copy(packed), **others}
 
 
 def _packing(problem: GemmProblem, packed: Prepacked, launch: DescribedLaunch) -> dict[str, Any]:
     """The packed copy: its layout, what its launch takes, and the launch."""
-    stored = {name: one for name, one in _stored(problem).items() if name in packed.replaces}
+    stored = {name: one for name, one in _stored(problem).items() if name in REPLACED}
     return {
         "layout": packed.layout,
         "bytes": packed.bytes,

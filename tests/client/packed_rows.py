@@ -20,7 +20,7 @@ from backends.cpu.native import compile_runtime
 from backends.kernels.family import KernelConfig
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.oriented_gemm import OrientedGemm
-from backends.kernels.prepacked import PACK, PACKED_ALIGNMENT, Prepacked
+from backends.kernels.prepacked import PACK, PACKED_ALIGNMENT, REPLACED, Prepacked
 from backends.kernels.weights import PackedWeightArgs, WeightConfig
 from backends.operands import Operands, layouts
 from backends.packages.launches import kernel_argument, packing_launch
@@ -107,7 +107,7 @@ def operands_and_packing(one: KernelConfig, launch: Callable[[Any], bundles.Docu
     operands = operands_of(problem, packed)
     if packed is None:
         return {"operands": operands}
-    stored = {name: of for name, of in operands_of(problem).items() if name in packed.replaces}
+    stored = {name: of for name, of in operands_of(problem).items() if name in REPLACED}
     (argument,) = packing_launch(one, packed, "kernel.so", {}, GPU_ARCHS["sm_90"]).arguments
     packing = {
         "layout": packed.layout, "bytes": packed.bytes, "alignment": PACKED_ALIGNMENT,

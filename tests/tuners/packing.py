@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.dtypes import DTYPES, to_host
-from backends.kernels.prepacked import PACKED_ALIGNMENT
+from backends.kernels.prepacked import PACKED_ALIGNMENT, REPLACED
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.quantisation import dequantised, groups_of
 from tests.tuners.test_verify import memory
-from tuners.packed import REPLACED
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -118,8 +118,8 @@ def test_the_packing_has_those_addresses_and_the_copys_alone() -> None:
     (struct,) = launch.arguments
     names = {"a": "a", "scales": "scale_a", "zeros": "zero_a", "packed": "packed"}
     assert fills(struct.fields) == {name: Fill(operand) for name, operand in names.items()}  # type: ignore[union-attr]
-    assert packing_names(found, found.prepacked) == ["a", "scale_a", "zero_a", "packed"]
-    given = {name: ADDRESSES[name] for name in packing_names(found, found.prepacked)}
+    assert packing_names(found) == ["a", "scale_a", "zero_a", "packed"]
+    given = {name: ADDRESSES[name] for name in packing_names(found)}
     operands = replace(Operands.at(given, PROBLEM.scalars), packed=ADDRESSES["packed"])
     assert program().pack(struct.to_dict(), given) == bytes(found.arguments(operands, 0))
 

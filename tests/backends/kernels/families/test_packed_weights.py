@@ -152,7 +152,7 @@ def test_the_copy_is_the_weights_own() -> None:
     """No candidate, number of columns, type of activations or epilogue changes it."""
     for p in KINDS.values():
         first = prepacked(p)
-        assert (first.layout, first.replaces) == (LAYOUT, ("a", "scale_a", "zero_a"))
+        assert first.layout == LAYOUT
         calls = [replace(p, n=n) for n in (2, 17, 64)]
         calls += [replace(p, dtype_b="fp16", dtype_c="fp16", dtype_d="fp16"), replace(p, ldb=p.k + 8)]
         calls += [replace(p, n=8, beta="any", activation="silu", bias="bf16", bias_axis="m")]
