@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends.errors import LaunchError
+from backends.kernels.prepacked import REPLACED
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from tests.backends.weight_samples import every_kind, weights
@@ -23,7 +24,6 @@ from tests.tuners.packing import (
 from tests.tuners.test_verify import HostDevice, case
 from tests.tuners.test_verify_device import NumpyReference, ReferenceDevice
 from tuners.inputs import cases
-from tuners.packed import REPLACED
 from tuners.verify import Verifier
 from tuners.verify_device import DeviceVerifier
 
