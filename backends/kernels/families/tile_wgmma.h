@@ -16,9 +16,11 @@
 // TYPES: Types of 16-bit floats, or MatrixTypes of 8-bit elements with the epilogue of matrix_epilogue.h: scales, and
 // sums of int8 in int32. Tiles are 64 deep for 16-bit elements and 128 for 8-bit ones: 128 bytes. SUMS: kPlain keeps an
 // element's sum in its instruction's registers. kPromoted, for 8-bit floats, adds the sum of every tile's 128 elements
-// in fp32. kScaled multiplies it by the scales of 128 x 128 elements of A and of 128 of B's column before.
+// in fp32. kScaled multiplies it by the scales of 128 x 128 elements of A and of 128 of B's column before, which the lanes
+// of the producer warp copy to the stage of the tile (block_scales.h).
 #pragma once
 
+#include "device/block_scales.h"
 #include "device/hopper.h"
 #include "device/tile_order.h"
 #include "device/tile_sums.h"
@@ -49,8 +51,15 @@ struct TileWgmma {
     struct Place {
         i64 i, j;  // the first row and column of a block's tile
     };
-    static constexpr int kPlace = kBarriers + 2 * STAGES * 8;
-    static constexpr int kSharedBytes = (kPlace + static_cast<int>(sizeof(Place)) + 1023) / 1024 * 1024;
+    static constexpr int kPlace = kBarriers + 2 * STAGES * 8, kScales = kPlace + static_cast<int>(sizeof(Place));
+    using Scales = BlockScales<BM, BN>;
+    static constexpr bool kScaling = SUMS == kScaled;
+    static constexpr int kStageScales = kScaling ? Scales::kFloats : 0;
+    static constexpr int kSharedBytes = (kScales + STAGES * kStageScales * 4 + 1023) / 1024 * 1024;
+    // Arrivals that fill a stage: of the thread that requests its tiles, and of the lanes that copy scales.
+    static constexpr int kFills = kScaling ? 1 + kWarp : 1;
+    // Arrivals that free a stage: see release().
+    static constexpr int kReleases = kWorkers * (kScaling ? kWarp + kReaders - 1 : kReaders);
     static constexpr bool kWaits = true;
     static_assert(sizeof(T) == (Of::kBytes ? 1 : 2) && kWarp == 32, "8 or 16 bits, fragments of 32 lanes");
     static_assert(SUMS == kPlain || (Of::kBytes && !kInteger<T>), "8-bit floats' sums");
@@ -71,14 +80,15 @@ struct TileWgmma {
         if (copies && lane_index() < 2) fetch_map(&all.maps[lane_index()]);
         if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers * kReaders);
+                start_barrier(&full[stage], kFills), start_barrier(&empty[stage], kReleases);
             started_barriers();
         }
         if (kTiles > 1) arrive_at_cluster();
         // Storing the place keeps these divisions before wait_for_launches(): the compiler would otherwise sink
         // them below it, where the copies wait for them. (All other threads read it at the end.)
         Place mine{0, 0};
-        if (copies && lane_index() == 0) *place = mine = place_of(args);
+        if (copies && (kScaling || lane_index() == 0)) mine = place_of(args);
+        if (copies && lane_index() == 0) *place = mine;
         const unsigned slice = block_y() % SPLITS;
         const unsigned batch = block_z() + block_y() / SPLITS * static_cast<unsigned>(args.batch_blocks);
         const unsigned steps = (static_cast<unsigned>(args.k) - 1) / kDeep + 1;
@@ -90,8 +100,8 @@ struct TileWgmma {
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         Sum* const patch = reinterpret_cast<Sum*>(shared);
         Sum sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
-        if (!copies) multiply_tiles(args, shared, place, begin, tiles, full, empty, sum);
-        else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
+        if (!copies) multiply_tiles(shared, tiles, full, empty, sum);
+        else if (kScaling || lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
         block_barrier();
@@ -146,6 +156,7 @@ private:
         unsigned beside = 0, below = 0;
         for (int at = 0; at < SHARE; ++at) beside |= 1u << rank_of(row_of_cluster(), at);
         for (int at = 0; at < SHARE_B; ++at) below |= 1u << rank_of(at, column_of_cluster());
+        const auto scales = scale_copies(all.product, place);
         Ring ring(kFree);
         GEMMTUNE_ROLL
         for (int tile = 0; tile < tiles; ++tile) {
@@ -153,10 +164,33 @@ private:
             char* const to = shared + ring.stage * kStage;
             const int p = (begin + tile) * kDeep;
             wait_phase(&empty[ring.stage], ring.parity);
-            expect_bytes(done, kStage);
-            send<SHARE>(to + part_a * kMapLine, &all.maps[0], p, row, z, done, beside);
-            send<SHARE_B>(to + kBytesA + part_b * kMapLine, &all.maps[1], p, column, z, done, below);
+            if (!kScaling || lane_index() == 0) {
+                expect_bytes(done, kStage);
+                send<SHARE>(to + part_a * kMapLine, &all.maps[0], p, row, z, done, beside);
+                send<SHARE_B>(to + kBytesA + part_b * kMapLine, &all.maps[1], p, column, z, done, below);
+            }
+            if constexpr (kScaling) {
+                scales.start(scales_of(shared, ring.stage), begin + tile);
+                arrive_after_copies(done);
+            }
             ring.advance();
+        }
+    }
+    static GEMMTUNE_DEVICE float* scales_of(char* shared, int stage) {
+        return reinterpret_cast<float*>(shared + kScales) + stage * kStageScales;
+    }
+    struct NoCopies {};
+    // kScaled: this lane's copies of scales for a tile of D.
+    static GEMMTUNE_DEVICE auto scale_copies(const Product& args, const Place& place) {
+        if constexpr (kScaling) {
+            const i64 groups = (args.k - 1) / kDeep + 1, row = place.i + lane_index() * 64;
+            const bool rows = lane_index() < BM / 64 && row < args.m;
+            // (Tiles beyond D, whose columns do not exist, start at the first column's.)
+            const float* const of_columns = args.scale_b + (place.j < args.n ? place.j * groups : 0);
+            return typename Scales::Copies(of_columns, args.n - place.j,
+                                           rows ? args.scale_a + row / 128 * groups : nullptr, groups);
+        } else {
+            return NoCopies();
         }
     }
     // Copies a box to the `blocks` of the cluster, or if BLOCKS is 1 to this one.
@@ -167,10 +201,10 @@ private:
         else copy_box(to, map, p, line, z, done, blocks);
     }
 
-    // Whether others read the place of the tile in D is known when the first tile has arrived: the producer has stored
-    // it before.
-    static GEMMTUNE_DEVICE void multiply_tiles(const Product& args, char* shared, const Place* place, int begin,
-                                               int tiles, Barrier* full, Barrier* empty, Sum (&sum)[BN / 2]) {
+    // Columns of a tile up to which a thread has registers for a step's scales beside its sums.
+    static constexpr int kEarly = 64;
+    static GEMMTUNE_DEVICE void multiply_tiles(char* shared, int tiles, Barrier* full, Barrier* empty,
+                                               Sum (&sum)[BN / 2]) {
         const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
         const u64 first_b = shared_matrix(shared + kBytesA);
         Part part;
@@ -197,11 +231,18 @@ private:
                 if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
                 last = ring.stage;
             } else {
-                const Scales scales(args, *place, begin + tile);  // loaded while the products are computed
+                const float* const staged = scales_of(shared, ring.stage);
+                typename Scales::Factors scales;
+                if constexpr (kScaling && BN <= kEarly) scales.read(staged);  // while the products are computed
                 wait_products<0>(), settle(part.sum);
+                if constexpr (kScaling && BN > kEarly) scales.read(staged);
                 if (tile + STAGES < tiles) release(&empty[ring.stage]);
-                GEMMTUNE_UNROLL
-                for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part.sum[at];
+                if constexpr (kScaling) {
+                    scales.add(sum, part.sum);
+                } else {
+                    GEMMTUNE_UNROLL
+                    for (int at = 0; at < BN / 2; ++at) sum[at] += part.sum[at];
+                }
             }
             ring.advance();
         }
@@ -222,33 +263,14 @@ private:
         else multiply<T, BN>(sum, a, b);
     }
 
-    // kScaled: the scale of a warpgroup's rows of A times those of a thread's columns of B, for 128 elements of k.
-    struct Scales {
-        float factor[SUMS == kScaled ? BN / 4 : 1];
-
-        GEMMTUNE_DEVICE Scales(const Product& args, const Place& place, int block) {
-            if constexpr (SUMS == kScaled) {
-                const i64 groups = (args.k - 1) / kDeep + 1, row = place.i + warp_index() / 4 * 64;
-                const i64 first = place.j + lane_index() % 4 * 2;
-                const float rows = row < args.m ? load_global(args.scale_a + row / 128 * groups + block) : 0.0f;
-                GEMMTUNE_UNROLL
-                for (int at = 0; at < BN / 4; ++at) {
-                    const i64 column = first + at / 2 * 8 + at % 2;
-                    factor[at] = column < args.n ? load_global(args.scale_b + column * groups + block) : 0.0f;
-                }
-                GEMMTUNE_UNROLL
-                for (float& one : factor) one *= rows;
-            }
-        }
-        GEMMTUNE_DEVICE float of(int at) const {
-            if constexpr (SUMS == kScaled) return factor[at / 4 * 2 + at % 2];
-            else return 1.0f;
-        }
-    };
-
-    // Permits this and the other producers to overwrite a stage.
+    // Permits this and the other producers to overwrite a stage. Each lane reads a tile's scales, which this block's
+    // producer alone overwrites, so that each lane arrives here; of the operands a warp is done as a whole.
     static GEMMTUNE_DEVICE void release(Barrier* empty) {
-        if (kReaders == 1) {
+        if constexpr (kScaling) {
+            arrive(empty);
+            const int lane = lane_index();
+            if (kReaders > 1 && lane < kReaders && lane != column_of_cluster()) arrive_at(empty, reader(lane));
+        } else if (kReaders == 1) {
             if (lane_index() == 0) arrive(empty);
         } else if (lane_index() < kReaders) {
             arrive_at(empty, reader(lane_index()));

@@ -102,9 +102,11 @@ class WgmmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the pipeline, or of the sums that reuse its memory; of two barriers per stage; and of the
-        tile's place."""
+        """Bytes of the pipeline, or of the sums that reuse its memory; of two barriers per stage; of the
+        tile's place; and of a stage's scales of blocks."""
         size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages + 16
+        if sums_kind(self.product) == "kScaled":
+            size += self.stages * (self.bn + 4) * 4
         return -(-size // _SHARED_UNIT) * _SHARED_UNIT
 
     @property

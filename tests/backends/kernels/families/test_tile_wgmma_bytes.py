@@ -27,6 +27,8 @@ TENSORS: dict[str, Any] = {"scale_a": "tensor", "scale_b": "tensor"}
 BLOCKS: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
 #: With columns that an instruction of int8 has.
 WIDE: dict[str, Parameter] = {**CHOSEN, "tile_n": 32}
+#: A tile of more columns than a thread reads scales of early, and than the producer warp has lanes.
+WIDEST: dict[str, Parameter] = {**CHOSEN, "tile_m": 128, "tile_n": 72, "share": 2}
 
 
 def linear(m: int, n: int, k: int, dtype: str = "int8", **more: Any) -> GemmProblem:
@@ -60,6 +62,15 @@ def test_every_kind_in_clusters_and_slices(name: str, tmp_path: Path) -> None:
     found = [
         (problem, values if problem.dtype_a != "int8" else _of_int8(values))
         for values in VARIED[list(KINDS).index(name) % 2 :: 2]
+    ]
+    assert findings(found, tmp_path) == []
+
+
+def test_blocks_of_wide_tiles(tmp_path: Path) -> None:
+    found = [
+        (linear(m, 260, k, "fp8_e4m3", **BLOCKS), {**WIDEST, **more})
+        for m, k in ((70, 1408), (150, 272))
+        for more in ({}, {"share": 1, "share_b": 2, "tile_n": 80, "stages": 3}, {"splits": 3, "tile_n": 96})
     ]
     assert findings(found, tmp_path) == []
 
@@ -108,14 +119,19 @@ MISTAKES = {
         linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "scales of the first tile": (
-        "families/tile_wgmma.h", "scales(args, *place, begin + tile);", "scales(args, *place, begin);",
-        BLOCKED,
+        "families/tile_wgmma.h", "ring.stage), begin + tile);", "ring.stage), begin);", BLOCKED,
     ),
     "scales of the first rows": (
-        "families/tile_wgmma.h", "row / 128 * groups + block", "block", BLOCKED,
+        "families/tile_wgmma.h", "args.scale_a + row / 128 * groups", "args.scale_a", BLOCKED,
     ),
     "a pair's scales exchanged": (
-        "families/tile_wgmma.h", "factor[at / 4 * 2 + at % 2]", "factor[at / 4 * 2 + 1 - at % 2]", BLOCKED,
+        "device/block_scales.h", "factor[at / 4 * 2 + at % 2]", "factor[at / 4 * 2 + 1 - at % 2]", BLOCKED,
+    ),
+    "scales that a stage had before": (
+        "families/tile_wgmma.h", "arrive_after_copies(done);", "arrive(done);", BLOCKED,
+    ),
+    "scales of the first columns": (
+        "device/block_scales.h", "from + (i + lane) * apart", "from + lane * apart", BLOCKED,
     ),
     "scales twice": (
         "families/tile_wgmma.h", "if constexpr (SUMS == kScaled) here.scale_a",
@@ -136,7 +152,8 @@ def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
     path = copied_headers(tmp_path / "headers") / header
     assert path.read_text().count(text) == 1
     path.write_text(path.read_text().replace(text, mistake))
-    (one,) = build([FAMILY.config(problem, WIDE, SM_90)], tmp_path, 32, tmp_path / "headers")
+    values = WIDEST if problem is BLOCKED else WIDE
+    (one,) = build([FAMILY.config(problem, values, SM_90)], tmp_path, 32, tmp_path / "headers")
     assert wrong_of(one, problem)
 
 
