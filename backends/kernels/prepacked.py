@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backends.dtypes import DTYPES
 from backends.kernels.launch import KernelLaunch
 from backends.problem import GemmProblem
-from backends.quantisation import group_of
+from backends.quantisation import group_size
 
 #: The packing kernel's entry point.
 PACK = "pack"
@@ -50,6 +50,7 @@ def most_packed_bytes(problem: GemmProblem) -> int:
     rows, k = -(-p.m // _MOST_ROWS) * _MOST_ROWS, -(-p.k // _MOST_K) * _MOST_K
     kind, scale = DTYPES[p.dtype_a], DTYPES[p.scale_dtype or "fp32"].bytes
     each = scale if p.zero_a == "none" else 2 * scale
-    groups = -(-k // min(group_of(p) or k, _LEAST_GROUP))
+    group = group_size(p.scale_a)
+    groups = 1 if group is None else -(-k // min(group, _LEAST_GROUP))
     size = rows * k // kind.packing * kind.bytes + rows * groups * each
     return size + size // _GAPS + 2 * PACKED_ALIGNMENT

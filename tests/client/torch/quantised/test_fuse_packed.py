@@ -177,7 +177,7 @@ def test_other_weights_are_in_no_copy(tmp_path: Path, cache: BinaryCache) -> Non
         assert ran(model, 4) == MERGED
         for one in model.projections:  # in place, without the modules' knowing
             one.scales.mul_(2)
-            one.packed = one.layout = None
+            one.hold(None)
         assert ran(model, 4) == BY_TORCH
         model.v_proj.scales = model.v_proj.scales.clone()  # no longer a part of the merged weights
         assert prepack_model(model) == NAMES
