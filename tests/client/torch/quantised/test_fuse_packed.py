@@ -231,9 +231,14 @@ def test_records_of_sixteen_rows_are_parts_of_the_products_copy(tmp_path: Path, 
         rows = [(packed(4, n, k=k), "packed-mma") for n in sorted({sum(sizes), *sizes})]
         table = gemmtune.load(emulated.write(tmp_path / f"{number}.gtb", rows, cache))
         model = Attention(sizes, k=k)
-        with gemmtune.torch.apply(model, table, fuse=True):
+        with gemmtune.torch.apply(model, table, fuse=True) as handle:
             assert prepack_model(model) == NAMES
             assert ran(model, 4) == [(sum(sizes), True)]
+            (group,), own = handle._weight_groups, sum(one.packed.numel() for one in model.projections)
+            kept = group.packed_data.numel() + (own if storages == 3 else 0)
+            assert 0 <= handle.packed_bytes - kept <= 4 * 256, "one copy of all, or two; and their alignment"
+            x = given(4, k)
+            assert right(model.k_proj(x), x, model.k_proj.quantized_weight), "one alone has its part"
         assert len({one.packed.untyped_storage().data_ptr() for one in model.projections}) == storages
 
 
