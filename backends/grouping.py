@@ -105,7 +105,7 @@ def check_groups(p: ProblemFields) -> None:
     if p.groups == 0:
         if p.routing != NO_ROUTING:
             raise InvalidProblem(
-                f"routing {p.routing}: only a grouped product has one; give groups", "routing"
+                f"routing {shown(p.routing)}: only a grouped product has one; give groups", "routing"
             )
         return
     one_type = p.dtype_a in (*TYPES, *SCALED_TYPES) and p.dtype_b == p.dtype_a
