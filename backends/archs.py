@@ -7,7 +7,7 @@ and the x86-64 psABI's microarchitecture levels.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -324,3 +324,18 @@ CPU_EXTENSIONS: Mapping[str, str] = {
 def cpu_isa(machine: str, flags: frozenset[str]) -> CpuIsa | None:
     """The best ISA level of a CPU with these /proc/cpuinfo flags; None for a machine not listed."""
     return next((row for row in CPU_ISAS if row.machine == machine and row.requires <= flags), None)
+
+
+def foreign_float(kinds: Iterable[str], arch: GpuArch) -> str:
+    """What to say of 8-bit floats that the architecture has in the other format, OCP's or gfx942's fnuz; ""
+    of all others."""
+    fnuz = arch.matrix_cores is not None and arch.matrix_cores.fp8 == "fnuz"
+    kinds = tuple(kinds)
+    if not all(kind.startswith("fp8_e") for kind in kinds):  # weights of fp8 are dequantised
+        return ""
+    for kind in kinds:
+        if kind.endswith("_fnuz") != fnuz:
+            own = f"{kind}_fnuz" if fnuz else kind.removesuffix("_fnuz")
+            whose = "gfx942" if kind.endswith("_fnuz") else "OCP"
+            return f"{kind} is the 8-bit float of {whose}, and {arch.name} has {own}"
+    return ""

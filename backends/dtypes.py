@@ -161,6 +161,9 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
 }
 
 #: Storage types of quantised weights, and the types of the activations that are multiplied by them.
+#: Characters of a value that a message shows.
+MOST_SHOWN = 80
+
 WEIGHT_TYPES = ("int4", "uint4", "int8", FP4, FP8_WEIGHT)
 ACTIVATION_TYPES = ("bf16", "fp16")
 
@@ -187,7 +190,13 @@ def dtype(name: object, field: str = "dtype") -> DType:
         if found is not None:
             return found
     known = ", ".join(DTYPES)
-    raise InvalidProblem(f"{field} {name!r} is unknown; known: {known}", field)
+    raise InvalidProblem(f"{field} {shown(name)} is unknown; known: {known}", field)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: what is too long to leave room for the rest is cut."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:

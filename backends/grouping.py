@@ -36,6 +36,7 @@ timed launches take turns among draws, and their time is a mean (draws_of).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist, fmean
@@ -44,6 +45,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from backends.dtypes import shown
 from backends.errors import InvalidProblem
 from backends.problem_rules import TERMS, ProblemFields, check_size
 from backends.quantisation import GROUPS
@@ -66,6 +68,9 @@ SCALES = (("block_128x128", "block_1x128"), ("outer", "outer"))
 #: Outputs of scaled products.
 _SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 
+#: A count as text: as JSON writes it, and of no more digits than 2^31 - 1 has.
+_COUNT = re.compile("0|[1-9][0-9]{0,9}")
+
 Counts = npt.NDArray[np.int64]
 
 
@@ -75,8 +80,13 @@ def routing_of(value: object, groups: int) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):
-        for count in value:
-            check_size(count, "routing", 2**31 - 1, least=0)
+        if not value and groups:  # their text would be no routing
+            raise InvalidProblem(f"routing has 0 counts for {groups} groups", "routing")
+        for place, count in enumerate(value):
+            try:
+                check_size(count, f"routing[{place}]", 2**31 - 1, least=0)
+            except InvalidProblem as error:
+                raise InvalidProblem(str(error), "routing") from None
         return ",".join(map(str, value))
     raise InvalidProblem(
         f"routing must be one of {', '.join(NAMED)} or a list of {groups} counts, not {value!r}", "routing"
@@ -86,8 +96,7 @@ def routing_of(value: object, groups: int) -> str:
 def given_counts(routing: str) -> list[int] | None:
     """The counts that a canonical routing gives; None for a name."""
     parts = routing.split(",")
-    whole = all(part.isascii() and part.isdigit() and str(int(part)) == part for part in parts)
-    return [int(part) for part in parts] if whole else None
+    return [int(part) for part in parts] if all(map(_COUNT.fullmatch, parts)) else None
 
 
 def check_groups(p: ProblemFields) -> None:
@@ -96,7 +105,7 @@ def check_groups(p: ProblemFields) -> None:
     if p.groups == 0:
         if p.routing != NO_ROUTING:
             raise InvalidProblem(
-                f"routing {p.routing}: only a grouped product has one; give groups", "routing"
+                f"routing {shown(p.routing)}: only a grouped product has one; give groups", "routing"
             )
         return
     one_type = p.dtype_a in (*TYPES, *SCALED_TYPES) and p.dtype_b == p.dtype_a
@@ -174,7 +183,7 @@ def _check_routing(p: ProblemFields) -> None:
     if found is None:
         known = ", ".join(NAMED)
         raise InvalidProblem(
-            f"routing {p.routing!r} is unknown; known: {known}, or a list of counts", "routing"
+            f"routing {shown(p.routing)} is unknown; known: {known}, or a list of counts", "routing"
         )
     if len(found) != p.groups:
         raise InvalidProblem(f"routing has {len(found)} counts for {p.groups} groups", "routing")

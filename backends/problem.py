@@ -41,6 +41,7 @@ from backends.problem_rules import (
     check_layout,
     check_size,
     check_types,
+    no_input,
     normalise,
     one_of,
 )
@@ -262,11 +263,7 @@ def _built(
         raise InvalidProblem(f"zero_b {zero_b!r}: only weights have zero points, {TERMS} A", "zero_b")
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
-        raise InvalidProblem(
-            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4, fp4_e2m1 "
-            "or fp8_e4m3 for a weight matrix beside bf16 or fp16",
-            "dtype_a",
-        )
+        raise InvalidProblem(no_input(a, b), "dtype_a")
     out = dtype_d if dtype_d is not None else dtype_c
     d = (
         OUTPUTS_FOR[source][0]

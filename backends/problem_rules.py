@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.dtypes import (
+    ACTIVATION_TYPES,
     COMPLEX,
     COMPUTE_FOR,
     DTYPES,
@@ -17,6 +18,7 @@ from backends.dtypes import (
     dtype,
     is_fp8,
     is_weight_only,
+    shown,
 )
 from backends.errors import InvalidProblem
 
@@ -213,6 +215,17 @@ def _outputs_are_apart(p: ProblemFields) -> bool:
     return one_after_another or interleaved
 
 
+def no_input(a: str, b: str) -> str:
+    """Why A of type `a` beside B of type `b` is no GEMM input."""
+    if a in WEIGHT_TYPES:
+        rows = " or ".join(ACTIVATION_TYPES)
+        return f"dtype_a {a}: a weight matrix of {a} is multiplied by rows of {rows}, not of {b}"
+    return (
+        f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4, uint4, fp4_e2m1 or "
+        "fp8_e4m3 for a weight matrix beside bf16 or fp16"
+    )
+
+
 def check_size(value: object, name: str, most: int, least: int = 1) -> None:
     """Raises InvalidProblem unless `value` is an integer in [least, most]."""
     if type(value) is int and least <= value <= most:  # fast path: logs may have a million lines
@@ -226,7 +239,7 @@ def check_size(value: object, name: str, most: int, least: int = 1) -> None:
 def check_flag(value: object, name: str) -> None:
     """Raises InvalidProblem unless `value` is a bool."""
     if not isinstance(value, bool):
-        raise InvalidProblem(f"{name} must be true or false, not {value!r}", name)
+        raise InvalidProblem(f"{name} must be true or false, not {shown(value)}", name)
 
 
 def one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
@@ -237,7 +250,7 @@ def one_of(value: object, name: str, known: tuple[object, ...], where: str = "")
     same = [k for k in known if isinstance(value, type(k)) and value == k]
     if not same or isinstance(value, bool):
         listed = ", ".join(str(k) for k in known)
-        raise InvalidProblem(f"{name} {value!r} is unknown{where}; known: {listed}", name)
+        raise InvalidProblem(f"{name} {shown(value)} is unknown{where}; known: {listed}", name)
 
 
 def _scalar(value: object, name: str) -> float:

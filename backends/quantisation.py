@@ -57,6 +57,9 @@ MX_SCALE, MX_GROUP = "block_1x32", 32
 #: The byte of an e8m0 scale that is NaN, and the exponents of the others.
 MX_NAN, MX_EXPONENTS = 255, (-127, 127)
 
+#: Names of scales that no problem has, and that a message of e2m1 weights names.
+NVFP4_SCALES = ("block_1x16", "group_16")
+
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 
@@ -93,9 +96,14 @@ def check_weights(p: ProblemFields) -> None:
 def _check_prepacked(p: ProblemFields) -> None:
     check_flag(p.prepacked, "prepacked")
     if p.prepacked and not p.weight_only:
-        raise InvalidProblem(f"prepacked true is of quantised weights, not of {p.dtype_a}", "prepacked")
+        raise InvalidProblem(
+            f"prepacked true is of quantised weights, not of {p.dtype_a} x {p.dtype_b}: leave it out",
+            "prepacked",
+        )
     if p.prepacked and p.groups:
-        raise InvalidProblem("prepacked true: weights of groups are read as they are stored", "prepacked")
+        raise InvalidProblem(
+            "prepacked true: weights of groups are read as they are stored; leave it out", "prepacked"
+        )
 
 
 def scales_of(dtype_a: str) -> tuple[str, ...]:
@@ -112,7 +120,7 @@ def check_mx(p: ProblemFields) -> None:
     nvfp4 = (
         "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported; MXFP4 has "
     )
-    if p.scale_a in ("block_1x16", "group_16"):
+    if p.scale_a in NVFP4_SCALES:
         raise InvalidProblem(f"scale_a {p.scale_a}: {nvfp4}groups of 32 (block_1x32)", "scale_a")
     if p.scale_dtype in ("fp8_e4m3", "fp32"):
         raise InvalidProblem(f"scale_dtype {p.scale_dtype}: {nvfp4}scales of fp8_e8m0", "scale_dtype")
@@ -121,11 +129,16 @@ def check_mx(p: ProblemFields) -> None:
 def _check_sizes(p: ProblemFields) -> None:
     group, packing = group_size(p.scale_a), DTYPES[p.dtype_a].packing
     if group is not None and p.k % group:
-        raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {group}", "k")
+        raise InvalidProblem(
+            f"k {p.k} is no multiple of the scale's group of {group}: pad the weights and rows to "
+            f"k {-(-p.k // group) * group}, or give scales of groups that divide it",
+            "k",
+        )
     for name in ("k", "lda", *(("stride_a",) if p.groups else ())):
         if getattr(p, name) % packing:
             raise InvalidProblem(
-                f"{name} {getattr(p, name)} is odd: two elements of {p.dtype_a} share a byte", name
+                f"{name} {getattr(p, name)} is odd: two elements of {p.dtype_a} share a byte; pad it by one",
+                name,
             )
 
 

@@ -14,7 +14,7 @@ from backends.errors import InvalidProblem
 from backends.grouping import given_counts
 from backends.problem import GemmProblem, from_blas, from_mm, twin
 from backends.problem_rules import ACTIVATIONS, SCALES, check_flag
-from backends.quantisation import GROUPS
+from backends.quantisation import GROUPS, NVFP4_SCALES
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation", "groups", "routing",
@@ -225,7 +225,7 @@ def _scaling(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype", "zero_a", "zero_b"}:
         out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}
         for name in ("scale_a", "scale_b"):
-            if isinstance(out.get(name), str) and out[name] not in (*SCALES, *_MODES):
+            if isinstance(out.get(name), str) and out[name] not in (*SCALES, *_MODES, *NVFP4_SCALES):
                 raise InvalidProblem(f"{name} {out[name]!r} is unknown; known: {', '.join(_SAID)}", name)
         out = {name: _MODES.get(mode, mode) if isinstance(mode, str) else mode for name, mode in out.items()}
         given = {name: value[name] for name in ("zero_a", "zero_b") if value.get(name) is not None}

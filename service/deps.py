@@ -303,7 +303,9 @@ def parse_json(text: bytes) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise errors.malformed(str(error)) from None
+        at = error.doc[max(0, error.pos - 1) : error.pos + 3]
+        why = "; JSON has no NaN and no Infinity" if "NaN" in at or "Inf" in at else ""
+        raise errors.malformed(f"{error}{why}") from None
     # Values nested too deep, or numbers too long, for this parser fit no model and are refused later.
     with suppress(RecursionError, ValueError):
         json.loads(text, object_pairs_hook=_no_name_twice)

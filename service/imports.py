@@ -45,6 +45,7 @@ from service.formats.core.base import Told
 from service.formats.core.row_text import problem_text, problem_wire
 from service.formats.model.config import MODEL
 from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solution_fits
+from service.prepacking import prepack
 
 #: `format` of the reader for gemmtune's own measurements.
 JOURNAL = "journal"
@@ -88,12 +89,16 @@ def import_file(
     device: str | None = None,
     source: str | None = None,
     options: ReadOptions | None = None,
+    prepacked: bool = False,
 ) -> ImportAnswer:
     """Reads a stream (messages call it `name`) and stores its content. `device` is the device of another
     tool's results: a selector, or a whole class, which registers nothing. `options` supply what the file
-    does not say; their file name defaults to that of `source`, else of `name`.
+    does not say; their file name defaults to that of `source`, else of `name`. `prepacked`: its problems with
+    quantised weights are those of a program that packs these (service/prepacking.py); claims and sessions are
+    of the problem that was measured.
 
-    Raises ReadError, UnknownDevice, AmbiguousDevice, DatabaseUnavailable.
+    Raises ReadError, InvalidProblem (`prepacked`, and no weights to pack), UnknownDevice, AmbiguousDevice,
+    DatabaseUnavailable.
     """
     device_class = None if device is None else import_class(engine, device)
     hashed = _Hashed(stream)
@@ -104,6 +109,10 @@ def import_file(
     reader = formats.READERS[read.format]
     if isinstance(reader, Told):  # with other options the same bytes are another file
         hashed.add(options.identity(reader.declares.options))
+    claimed = [item.problem for item in read.claims]
+    if prepacked and read.problems:
+        read = prepack(read, source or name)
+        hashed.add("prepacked")
     kind = "imported"
     if read.format == JOURNAL:
         kind = "node"
@@ -128,6 +137,9 @@ def import_file(
                 _put_keys(connection, PRETUNED, number, named)
             else:
                 _put_keys(connection, read.format, number, _of_models(read, part))
+    for some in parts(claimed if prepacked else ()):
+        with writing(engine) as connection:
+            put_problems(connection, some)
     claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new or claims.stored:

@@ -35,8 +35,8 @@ def prepack(read: Imported, source: object) -> Imported:
         grouped = any(item.problem.weight_only for item in read.problems)
         why = ", and quantised weights of groups are read as they are stored" if grouped else ""
         raise InvalidProblem(
-            f"--prepacked packs quantised weights, and none of the {count} problem{'s' * (count != 1)} of "
-            f"{printable(str(source))} has such weights{why}: leave the option out",
+            f"prepacked packs quantised weights, and none of the {count} problem{'s' * (count != 1)} of "
+            f"{printable(str(source))} has such weights{why}: leave it out",
             "prepacked",
         )
     return replace(read, problems=_distinct(read.problems))

@@ -49,6 +49,7 @@ class Upload:
     source: str
     options: ReadOptions
     cpu_seconds: int
+    prepacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _take(upload: Upload) -> Taken | bytes:
         with Path(upload.path).open("rb") as stream:
             done = imports.import_file(
                 _engine(upload.database_url), stream, "the upload", upload.format_name, upload.device,
-                upload.source, upload.options,
+                upload.source, upload.options, upload.prepacked,
             )  # fmt: skip
         return Taken(done.to_dict(), imports.distinct(done.read))
     except GemmtuneError as error:

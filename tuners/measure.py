@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.grouping import draws_of, ends_of
-from backends.kernels.prepacked import REPLACED
+from backends.kernels.prepacked import REPLACED, most_packed_bytes
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
@@ -26,6 +26,9 @@ MAX_SETS = 128
 #: With packed copies in place of stored weights the rotation is still cold if it spans so many caches: a
 #: screening's half of it then still exceeds the cache. A copy is about as large as the weights.
 PACKED_COLD_CACHES = 2
+#: Packed copies that a verifier holds at a time. On the device: the candidate's and the first of its layout;
+#: on the host also how the candidate's was when it was packed, and how it is after the product.
+DEVICE_COPIES, HOST_COPIES = 2, 4
 #: Least duration of a sample in a final.
 SAMPLE_SECONDS = 1e-3
 #: Launches shorter than this are sized by timing several (MeasurementTraits.sizing_launches).
@@ -50,15 +53,17 @@ _ALIGN = 256
 def working_bytes(problem: GemmProblem, device_reference: bool) -> int:
     """Bytes that measuring one problem needs in addition to the rotation: one operand set, the verifier's
     images and buffers, and the float64 reference with its temporaries; less with a device reference
-    (verify_device.py)."""
-    shape = layouts(problem)
+    (verify_device.py). Of prepacked weights also one packed copy to time, and the verifier's, of one layout:
+    at most, since no solution has named it yet."""
+    shape, packed = layouts(problem), most_packed_bytes(problem)
     if device_reference:
         d = shape["d"].bytes
         inputs = sum(layout.bytes for layout in shape.values()) - d
-        return 3 * inputs + 3 * d + 12 * problem.batch * problem.m * problem.n
+        held = 1 + DEVICE_COPIES
+        return 3 * inputs + 3 * d + 12 * problem.batch * problem.m * problem.n + held * packed
     wide = sum(8 * layout.copies * layout.columns * layout.rows for layout in shape.values())
     outputs = 8 * problem.batch * problem.m * problem.n
-    return 4 * operand_bytes(problem) + wide + 4 * outputs
+    return 4 * operand_bytes(problem) + wide + 4 * outputs + (1 + HOST_COPIES) * packed
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class OperandSets:
             places[name] += askew
             end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
         self.draws = draws_of(problem)
+        packed = most_packed_bytes(problem)  # a set may have one copy beside it
         count = 1
         # Of a grouped product a launch reads the weights of some groups only.
         touched = min(end, problem.bytes_read + problem.bytes_written) if problem.groups else end
@@ -103,14 +109,15 @@ class OperandSets:
             if count > self.draws:  # the fewer sets bring each draw together with each copy
                 count = ceil(count / self.draws) * self.draws
             count = min(MAX_SETS, count)
-            count = max(1, min(count, int((allowed - needed) // end)))
+            count = max(1, min(count, int((allowed - needed) // (end + packed))))
         cold = count * touched >= COLD_CACHES * device.cache_bytes
         self.rotation = Rotation(count, count * touched, cold)
         apart = ceil(4 * problem.groups / _ALIGN) * _ALIGN  # of two draws' ends
         self._buffer = device.allocate(count * end + (self.draws - 1) * apart)
         self._device, self._share = device, policy.memory_share
         self._touched = touched - sum(shape[name].bytes for name in REPLACED if name in shape)
-        self._left = int(allowed) - needed - self._buffer.size
+        # `needed` has one operand set and one packed copy in it already.
+        self._left = int(allowed) - needed - (count - 1) * end + packed
         self._packed: dict[str, PackedCopies] = {}
         self._turn = 0
         self.sets: list[Operands] = []

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backends.archs import foreign_float, gpu_arch
 from backends.cache import BinaryCache
 from backends.errors import UnsupportedProblem
 from backends.family_space import FamilySpace
@@ -51,7 +52,11 @@ def on_arch(problem: GemmProblem, arch: str, seconds: float = SECONDS) -> list[S
         if environment.vendor in vendors(family) and (space := family.space(problem, environment)).size
     ]
     if not found:
-        raise UnsupportedProblem(f"none of our families runs {problem.slug} on {arch}")
+        foreign = foreign_float(
+            (problem.dtype_a, problem.dtype_b), gpu_arch(environment.vendor, environment.arch)
+        )
+        why = f": {foreign}" if foreign else ""
+        raise UnsupportedProblem(f"none of our families runs {problem.slug} on {arch}{why}")
     return found
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from backends.archs import foreign_float, gpu_arch
 from backends.cache import BinaryCache
 from backends.cuda.cublas import Cublas
 from backends.cuda.cublaslt import CublasLt
@@ -105,8 +106,10 @@ class CudaBackend:
         if not found and (served := block_fp8_baseline(problem, environment)) is not None:
             found.append(served)
         if not found:
-            missing = heuristic.unavailable(environment)
-            why = missing or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
+            arch = gpu_arch(environment.vendor, environment.arch)
+            foreign = foreign_float((problem.dtype_a, problem.dtype_b), arch)
+            why = foreign or heuristic.unavailable(environment)
+            why = why or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
             raise UnsupportedProblem(
                 f"the cuda backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): {why}"

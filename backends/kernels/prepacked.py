@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.dtypes import DTYPES
 from backends.kernels.launch import KernelLaunch
+from backends.problem import GemmProblem
+from backends.quantisation import group_size
 
 #: The packing kernel's entry point.
 PACK = "pack"
@@ -17,6 +20,11 @@ PACK = "pack"
 PACKED_ALIGNMENT = 256
 #: The operands that a packing launch reads, and that a product's launch which reads a packed copy does not.
 REPLACED = ("a", "scale_a", "zero_a")
+#: A packed copy is of no more rows and elements of k than the next multiples of these, and repeats a row's
+#: scale and zero point no more often than once in so many elements of k.
+_MOST_ROWS, _MOST_K, _LEAST_GROUP = 64, 256, 64
+#: Of its bytes, at most one in so many is a gap before a record.
+_GAPS = 32
 
 
 @dataclass(frozen=True)
@@ -30,3 +38,19 @@ class Prepacked:
     bytes: int
     launch: KernelLaunch
     packing: str
+
+
+def most_packed_bytes(problem: GemmProblem) -> int:
+    """An upper bound of the bytes of one packed copy, with what its alignment costs, whichever family packs
+    it: what a problem may need is known before any solution is. 0 for a problem whose weights are not
+    packed."""
+    p = problem
+    if not p.prepacked:
+        return 0
+    rows, k = -(-p.m // _MOST_ROWS) * _MOST_ROWS, -(-p.k // _MOST_K) * _MOST_K
+    kind, scale = DTYPES[p.dtype_a], DTYPES[p.scale_dtype or "fp32"].bytes
+    each = scale if p.zero_a == "none" else 2 * scale
+    group = group_size(p.scale_a)
+    groups = 1 if group is None else -(-k // min(group, _LEAST_GROUP))
+    size = rows * k // kind.packing * kind.bytes + rows * groups * each
+    return size + size // _GAPS + 2 * PACKED_ALIGNMENT

@@ -3,6 +3,7 @@ rules in backends/grouping.py; a test compares both."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ _SCALES = (("block_128x128", "block_1x128"), ("outer", "outer"))
 _SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 #: Types of quantised weights, beside rows of _TYPES.
 _WEIGHT_TYPES = ("int4", "uint4", "fp4_e2m1")
+#: A count as text: as JSON writes it, and of no more digits than 2^31 - 1 has.
+_COUNT = re.compile("0|[1-9][0-9]{0,9}")
 
 
 def grouping(groups: int, routing: str | Sequence[int] | None) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def check_groups(p: Mapping[str, Any]) -> None:
     if routing in _ROUTINGS:
         return
     parts = routing.split(",") if isinstance(routing, str) else []
-    if not parts or not all(part.isascii() and part.isdigit() and str(int(part)) == part for part in parts):
+    if not parts or not all(map(_COUNT.fullmatch, parts)):
         raise ProblemError(
             f"routing {routing!r} is unknown; known: {', '.join(_ROUTINGS)}, or counts", "routing"
         )

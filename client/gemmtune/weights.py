@@ -85,6 +85,11 @@ def check_weights(p: Mapping[str, Any]) -> None:
 
 def _check_prepacked(p: Mapping[str, Any]) -> None:
     if p.get("prepacked") and not is_weight(p["dtype_a"], p["dtype_b"]):
-        raise ProblemError(f"prepacked true is of quantised weights, not of {p['dtype_a']}", "prepacked")
+        kinds = f"{p['dtype_a']} x {p['dtype_b']}"
+        raise ProblemError(
+            f"prepacked true is of quantised weights, not of {kinds}: leave it out", "prepacked"
+        )
     if p.get("prepacked") and p.get("groups"):
-        raise ProblemError("prepacked true: weights of groups are read as they are stored", "prepacked")
+        raise ProblemError(
+            "prepacked true: weights of groups are read as they are stored; leave it out", "prepacked"
+        )

@@ -48,6 +48,7 @@ from service.commands.weights import (
     DtypeB,
     DtypeD,
     Prepacked,
+    PrepackedFile,
     ScaleA,
     ScaleB,
     ScaleD,
@@ -215,6 +216,7 @@ def import_file(
     dtype: Annotated[
         str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
     ] = None,
+    prepacked: PrepackedFile = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -232,11 +234,12 @@ def import_file(
                 source=file.name, tensor_parallel=tp,
                 tokens=None if tokens is None else list(ladder), dtype=dtype, layers=layers,
                 expert_parallel=ep, hidden_size=options.hidden_size, top_k=options.top_k,
+                prepacked=prepacked or None,
             )  # fmt: skip
             if tune and (answer.get("tuning") or {}).get("id"):
                 waiting = _idle_class(remote.get(f"/v1/tunings/{answer['tuning']['id']}"), remote)
     else:
-        answer, waiting = _import_here(file, format_name, device, tune, options)
+        answer, waiting = _import_here(file, format_name, device, tune, options, prepacked)
     if as_json:
         print_json(answer)
     else:
@@ -260,7 +263,7 @@ def _idle_class(tuning: Any, remote: Remote) -> str | None:
 
 
 def _import_here(
-    file: Path, format_name: str | None, device: str | None, tune: bool, options: ReadOptions
+    file: Path, format_name: str | None, device: str | None, tune: bool, options: ReadOptions, prepacked: bool
 ) -> tuple[Any, str | None]:
     """The answer, and the class that the tuning waits for, if no worker serves it."""
     settings = Settings()
@@ -274,7 +277,9 @@ def _import_here(
     with told(printable(str(file))):
         stream = file.open("rb")
     with stream, audited(settings, "import", file.name) as change:
-        done = imports.import_file(engine, stream, str(file), format_name, device, file.name, options)
+        done = imports.import_file(
+            engine, stream, str(file), format_name, device, file.name, options, prepacked
+        )
         answer = done.to_dict()
         stored = [f"{what}={answer[what]['stored']}" for what in ("claims", "sessions")]
         change.detail = " ".join([f"problems={len(answer['problems'])}", *stored])

@@ -138,6 +138,10 @@ async def import_upload(
         Literal["fused", "split", "both"],
         Query(description="Of a model: fused as vLLM runs them, split as transformers does, or both."),
     ] = "fused",
+    prepacked: Annotated[
+        bool,
+        Query(description="Its problems with quantised weights are those of a program that packs them once."),
+    ] = False,
 ) -> Response:
     """Take a file in. `auto` finds the format out. Its problems are stored with the tool's own names for
     them; results rows become claims, which are served only where asked for; a bare node's journal becomes
@@ -156,7 +160,14 @@ async def import_upload(
     )
     uploads: Uploads = request.app.state.uploads
     asked = uploads_of.Upload(
-        service.settings.database_url, file, name, device, source or "upload", options, uploads.cpu_seconds
+        service.settings.database_url,
+        file,
+        name,
+        device,
+        source or "upload",
+        options,
+        uploads.cpu_seconds,
+        prepacked,
     )
     gone = asyncio.ensure_future(_until_gone(request))
     try:

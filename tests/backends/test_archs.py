@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.archs import CPU_EXTENSIONS, CPU_ISAS, GPU_ARCHS, GPU_TARGETS, CpuIsa, GpuArch, cpu_isa
+from backends.archs import (
+    CPU_EXTENSIONS,
+    CPU_ISAS,
+    GPU_ARCHS,
+    GPU_TARGETS,
+    CpuIsa,
+    GpuArch,
+    cpu_isa,
+    foreign_float,
+    gpu_arch,
+)
 
 V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
 V3 = V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
@@ -111,3 +121,14 @@ def test_other_machines() -> None:
     assert arm.name == "armv8-a"
     assert cpu_isa("riscv64", frozenset(V4)) is None
     assert replace(arm, vector_bytes=32).vector_bytes == 32
+
+
+def test_8_bit_floats_of_another_vendors_format_are_told() -> None:
+    ocp, fnuz = ("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
+    h100, mi300 = gpu_arch("cuda", "sm_90"), gpu_arch("hip", "gfx942")
+    assert foreign_float(ocp, h100) == foreign_float(fnuz, mi300) == ""
+    said = foreign_float(fnuz, h100)
+    assert said == "fp8_e4m3_fnuz is the 8-bit float of gfx942, and sm_90 has fp8_e4m3"
+    assert foreign_float(ocp, mi300) == "fp8_e4m3 is the 8-bit float of OCP, and gfx942 has fp8_e4m3_fnuz"
+    for kinds in (("bf16", "bf16"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e4m3")):
+        assert foreign_float(kinds, mi300) == "", "weights of fp8 are dequantised"

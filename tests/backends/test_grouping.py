@@ -3,6 +3,7 @@ and that no family takes one by accident."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,11 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"routing": [7, -1, 0]}, "routing", "between 0"),
     ({"routing": "zipf"}, "routing", "known: uniform, skewed, or a list of counts"),
     ({"routing": "1,0,05"}, "routing", "unknown"),
+    ({"routing": []}, "routing", "0 counts for 3 groups"),
+    ({"routing": [6.0, 0, 0]}, "routing", "routing[0] must be an integer, not 6.0"),
+    ({"routing": [0, 6, math.nan]}, "routing", "routing[2] must be an integer, not nan"),
+    ({"routing": [0, 6, None]}, "routing", "routing[2] must be an integer, not None"),
+    ({"routing": "9" * 5000}, "routing", "unknown"),
     ({"groups": 0}, "routing", "give groups"),
     ({"groups": 1024, "routing": "uniform"}, "groups", "between 0 and 1023"),
     ({"groups": True, "routing": "uniform"}, "groups", "an integer"),

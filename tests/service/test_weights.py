@@ -114,9 +114,25 @@ def test_the_weights_of_a_file_are_packed(home: Home, server: str) -> None:
     assert "none of the 1 problem of" in said
 
 
+def test_the_weights_of_an_imported_file_are_packed(home: Home, server: str) -> None:
+    plain = {"m": 4, "n": 64, "k": 256, "dtype": "bf16"}
+    problems = {**WIRE, "n": 40, "count": 8}, plain, {**WIRE, "m": 8, "groups": 2}
+    file = home.folder / "imported.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in problems))
+    for where in ((), ("--server", server)):
+        done = home.json("import", str(file), "--prepacked", *where)
+        assert [one.get("prepacked", False) for one in done["problems"]] == [True, False, False]
+        assert [one["count"] for one in done["problems"]] == [8, 1, 1]
+    file.write_text(json.dumps(plain))
+    for where in ((), ("--server", server)):
+        code, _, said = home.run("import", str(file), "--prepacked", *where)
+        assert code == 2
+        assert "prepacked packs quantised weights, and none of the 1 problem of" in " ".join(said.split())
+
+
 def test_a_model_without_such_weights_is_not_packed(home: Home) -> None:
     model = "tests/data/models/qwen3-0.6b.json", "--prepacked", "--no-tune", "--device", "cpu"
-    why = {"torch": "has such weights: leave the option out", "c-header": "there works: bundle, torch"}
+    why = {"torch": "has such weights: leave it out", "c-header": "there works: bundle, torch"}
     for output, words in why.items():
         code, _, said = home.run("model", *model, "--for", output)
         assert (code, words in " ".join(said.split())) == (2, True), said

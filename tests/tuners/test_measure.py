@@ -14,7 +14,7 @@ import pytest
 
 from backends.errors import CompilerMissing, DeviceMemoryExceeded, LaunchError
 from backends.grouping import ends_of
-from backends.kernels.prepacked import PACKED_ALIGNMENT
+from backends.kernels.prepacked import PACKED_ALIGNMENT, most_packed_bytes
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_linear, from_mm
 from backends.protocol import Launch, Sample
@@ -498,3 +498,28 @@ def test_copies_are_freed_where_packing_fails() -> None:
 def test_a_layouts_name_says_its_size() -> None:
     with pytest.raises(LaunchError, match="in layout rows has 300 bytes, that of another kernel 262144"):
         packed_timers(ClockedDevice(13e-6, Reference()), Packed(), Packed("rows", 300))
+
+
+def test_what_a_prepacked_problem_needs_has_its_packed_copies() -> None:
+    stored = weights(16, 4096, 4096)
+    prepacked = weights(16, 4096, 4096, prepacked=True)
+    copy = most_packed_bytes(prepacked)
+    assert most_packed_bytes(stored) == 0
+    assert copy > 4096 * 4096 // 2
+    for on_device, copies in ((True, 3), (False, 5)):
+        assert working_bytes(prepacked, on_device) == working_bytes(stored, on_device) + copies * copy
+
+
+def test_a_prepacked_problem_that_fits_has_space_for_its_packed_copies() -> None:
+    """On the smallest device that passes, and on those that have space for some sets."""
+    problem = weights(16, 512, 1024, prepacked=True)
+    needed = working_bytes(problem, device_reference=True)
+    largest: Any = Packed("rows", most_packed_bytes(problem) - 2 * PACKED_ALIGNMENT)
+    for part in (1.0, 1.2, 1.7, 2.5, 6.0):
+        device: Any = ClockedDevice(13e-6, Reference(), free_bytes=int(2 * part * needed) + 2)
+        sets = OperandSets(device, problem, MeasurementPolicy(mode="graph"), 0)
+        Timer.of(device, largest, sets, "graph", lambda _: 0)
+        assert len(packs(device)) == 1
+    too_small: Any = ClockedDevice(13e-6, Reference(), free_bytes=2 * needed - 2)
+    with pytest.raises(DeviceMemoryExceeded, match="to run and verify"):
+        OperandSets(too_small, problem, MeasurementPolicy(mode="graph"), 0)

@@ -264,6 +264,10 @@ def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expecte
             r"no library call for .* \(complex64 -> complex64.*neither torch nor cuBLASLt has complex64",
         ),
         (from_linear(8, 64, 64, "bf16", activation="silu"), BARE, r"epilogue silu\): neither torch nor"),
+        (
+            from_linear(8, 64, 64, "fp8_e4m3_fnuz"), FULL,
+            r"fp8_e4m3_fnuz is the 8-bit float of gfx942, and sm_\d+ has fp8_e4m3$",
+        ),
         (from_linear(8, 64, 64, "bf16"), EMPTY, r"cuBLASLt \(nvmath-python.*\) is not installed"),
     ],
 )  # fmt: skip

@@ -55,6 +55,58 @@ def everything(engine: Engine) -> dict[str, list[Any]]:
         }  # fmt: skip
 
 
+# ---- quantised weights that a program packs --------------------------------------------------------
+
+WEIGHTS: dict[str, Any] = {"m": 4, "n": 64, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True,
+           "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "eight"}}  # fmt: skip
+PLAIN: dict[str, Any] = {"m": 4, "n": 64, "k": 256, "dtype": "bf16"}
+
+
+def lines(*problems: Any) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in problems).encode()
+
+
+def test_weights_of_a_file_are_packed_where_asked(client: httpx.Client, engine: Engine) -> None:
+    content = lines({**WEIGHTS, "count": 8}, PLAIN, {**WEIGHTS, "prepacked": True})
+    packed = upload(client, content, prepacked=True)
+    assert [one.get("prepacked", False) for one in packed["problems"]] == [True, False]
+    assert [one["count"] for one in packed["problems"]] == [9, 1]
+    stored = upload(client, content)
+    assert [one.get("prepacked", False) for one in stored["problems"]] == [False, False, True]
+    assert stored["provenance"]["sha256"] != packed["provenance"]["sha256"]
+    before = everything(engine)
+    assert not upload(client, content, prepacked=True)["provenance"]["new"]
+    assert everything(engine) == before
+
+
+def test_a_file_without_weights_to_pack_is_refused_whole(client: httpx.Client, engine: Engine) -> None:
+    before = counts(engine)
+    refused = client.post("/v1/imports/auto", content=lines(PLAIN), headers=CSV, params={"prepacked": True})
+    fault = fault_of(refused, 422)
+    assert fault["errors"][0]["parameter"] == "prepacked"
+    assert "none of the 1 problem of upload has such weights: leave it out" in fault["detail"]
+    assert counts(engine) == before
+    word = client.post("/v1/imports/auto", content=lines(PLAIN), headers=CSV, params={"prepacked": "x"})
+    assert fault_of(word, 422)["errors"][0]["parameter"] == "prepacked"
+
+
+def test_claims_and_sessions_stay_with_what_was_measured(client: httpx.Client, engine: Engine) -> None:
+    stored, plain = problem(**WEIGHTS), problem(**PLAIN)
+    said = journal(plain).decode()  # a session of the plain product, said to be of these weights
+    one, other = (json.dumps(each.to_dict(), separators=(",", ":")) for each in (plain, stored))
+    said = said.replace(one, other).replace(plain.id, stored.id)
+    found = upload(client, said.encode(), prepacked=True)
+    assert (found["sessions"]["stored"], found["problems"][0]["prepacked"]) == (1, True)
+    with reading(engine) as connection:
+        assert connection.execute(select(table(models.Session).c.problem_id)).scalar_one() == stored.id
+    rows = client.get("/v1/exports/jsonl", params={"device": CLASS}).content
+    claimed = upload(client, rows, prepacked=True)
+    assert claimed["problems"][0]["prepacked"]
+    assert claimed["claims"]["stored"] == 1, claimed["claims"]
+    with reading(engine) as connection:
+        assert connection.execute(select(table(models.Claim).c.problem_id)).scalar_one() == stored.id
+
+
 # ---- problems and names ----------------------------------------------------------------------------
 
 

@@ -11,11 +11,14 @@ from gemmtune.torch.grouped.experts import QuantizedExperts
 from gemmtune.torch.grouped.operators import GroupError
 from gemmtune.torch.grouped.scaled import OUTPUTS, TYPES, scale_shapes
 
+#: Types of ids.
+_IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def check(x: Any, gate_up: Any, down: Any, weights: Any, ids: Any) -> None:
     """Raises GroupError for shapes and devices that do not fit each other."""
-    tokens = x.shape[0]
-    if ids.shape != weights.shape or ids.dim() != 2 or ids.shape[0] != tokens or ids.is_floating_point():
+    tokens = x.shape[0] if x.dim() else 0
+    if ids.shape != weights.shape or ids.dim() != 2 or ids.shape[0] != tokens or ids.dtype not in _IDS:
         raise GroupError(
             f"weights are {list(weights.shape)} and ids {list(ids.shape)} of {ids.dtype}; they must be one "
             f"shape, [{tokens}, experts of a token], and ids whole numbers"

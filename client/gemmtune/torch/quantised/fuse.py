@@ -172,9 +172,10 @@ class WeightGroup(Siblings):
         if packed is None:
             return False
         for one in self.modules:
-            if one.packed is None or one.packed.data_ptr() != packed.data.data_ptr() + end:
+            part = one.packed
+            if part is None or part.data_ptr() != packed.data.data_ptr() + end:
                 return False
-            end += one.packed.numel()
+            end += part.numel()
         return end == packed.nbytes
 
     def prepack(self, dtype: Any = None) -> None:
@@ -209,14 +210,14 @@ class WeightGroup(Siblings):
         return tuple(one.versions()[:count] for one in self._merged_from)
 
     def _share_copy(self, whole: PackedWeight) -> None:
-        own = [one.packed for one in self.modules]
-        if any(one is None for one in own) or {one.layout for one in self.modules} != {whole.layout}:
+        own = [one.packed_copy for one in self.modules]
+        if any(one is None or one.layout != whole.layout for one in own):
             return
-        ends = list(accumulate(one.numel() for one in own))
+        ends = list(accumulate(one.data.numel() for one in own))
         starts = [0, *ends[:-1]]
         if ends[-1] != whole.nbytes or any(start % ALIGNMENT for start in starts):
             return
         parts = [whole.data[start:end] for start, end in zip(starts, ends, strict=True)]
-        if all(torch.equal(*pair) for pair in zip(own, parts, strict=True)):
-            for module, part in zip(self.modules, parts, strict=True):
-                module.packed = part
+        if all(torch.equal(one.data, part) for one, part in zip(own, parts, strict=True)):
+            for module, one, part in zip(self.modules, own, parts, strict=True):
+                module.hold(one._replace(data=part))

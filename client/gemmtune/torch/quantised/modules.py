@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -56,17 +56,28 @@ def share(module: QuantizedLinear, group: SharedInput | None) -> None:
         _GROUPS[module] = group
 
 
+class PackedCopy(NamedTuple):
+    """A module's packed copy, which is replaced as a whole: `data` uint8 [bytes] in `layout`, and `sources`,
+    the buffers that it was made of: their names, the tensors, their versions then."""
+
+    data: Any
+    layout: str
+    sources: tuple[tuple[str, ref[Any], int | None], ...]
+
+
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
     """F.linear by quantised weights, with the rows of the table in use. The weights are buffers `weight`,
-    `scales` and `zeros` in the stored form. prepack() adds `packed`, a copy in the layout `layout` for rows
-    that want one: it is in no state_dict, pickle or copy of the module, and is dropped when weights are
-    loaded or moved. The module then computes by the stored weights until prepack() is called again; so it
-    does after weights were replaced or changed in place, which a compiled graph does not notice."""
+    `scales` and `zeros` in the stored form. prepack() adds `packed_copy`, in a layout of its own for rows
+    that want one (`packed` and `layout` are its bytes and the layout's name): it is in no state_dict, pickle
+    or copy of the module, and is dropped when weights are loaded or moved. The module then computes by the
+    stored weights until prepack() is called again; so it does after weights were replaced or changed in
+    place, which a compiled graph does not notice. Threads that call the module while another packs it read
+    the older copy, the newer one or the stored weights."""
 
-    packed: Any
-    layout: str | None
-    #: Buffers that the packed copy was made of: their names, the tensors, their versions then.
-    _copied: tuple[tuple[str, ref[Any], int | None], ...] = ()
+    #: One value: a reader takes it once, and has bytes and layout of the same copy. It is no buffer, whose
+    #: layout would be a second one; torch.compile takes the memory of a module's tensors as one that stays
+    #: where it is, buffers or not.
+    packed_copy: PackedCopy | None = None
 
     def __init__(self, weight: QuantizedWeight, bias: Any = None) -> None:
         super().__init__()
@@ -77,8 +88,6 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         self.register_buffer("weight", weight.data)
         self.register_buffer("scales", weight.scales)
         self.register_buffer("zeros", weight.zeros)
-        self.register_buffer("packed", None, persistent=False)
-        self.layout = None
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
@@ -93,6 +102,20 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         """The weights in the stored form."""
         return QuantizedWeight(self.weight, self.scales, self.zeros, self.zero_point, self.group_size)
 
+    @property
+    def packed(self) -> Any | None:
+        """The bytes of the packed copy, uint8 [bytes]; None without one."""
+        return None if (copy := self.packed_copy) is None else copy.data
+
+    @property
+    def layout(self) -> str | None:
+        """The name of the packed copy's layout; None without one."""
+        return None if (copy := self.packed_copy) is None else copy.layout
+
+    def hold(self, copy: PackedCopy | None) -> None:
+        """Puts a packed copy of the same weights in the place of the one that is there; None drops it."""
+        self.packed_copy = copy
+
     def prepack(self, dtype: Any = None) -> bool:
         """Packs the weights for the table in use, as prepack_w4a16() says, in the place of an older copy;
         whether there is one now: rows may all read weights as they are stored. dtype: the activations', by
@@ -101,15 +124,15 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         dtype = activations_of(self) if dtype is None else dtype
         form, has_bias = self.quantized_weight.form, self.bias is not None
         made = prepacked(form, self.weight, self.scales, self.zeros, dtype, has_bias)
-        self.packed, self.layout = (None, None) if made is None else (made.data, made.layout)
         stored = ((name, self._buffers[name]) for name in _STORED)
-        self._copied = tuple((name, ref(one), _version(one)) for name, one in stored if one is not None)
+        sources = tuple((name, ref(one), _version(one)) for name, one in stored if one is not None)
+        self.hold(None if made is None else PackedCopy(made.data, made.layout, sources))
         return made is not None
 
     def drop_packed(self) -> None:
         """Computes by the stored weights from now on, and frees the packed copy; so does the product of
         modules that were merged with this one."""
-        self.packed, self.layout = None, None
+        self.hold(None)
         if (group := _GROUPS.get(self)) is not None:
             group.drop_packed()
 
@@ -121,20 +144,21 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
             if found is not None:
                 return found
         size, bias = self.group_size, self.bias
-        copy = () if self.packed is None or self._outdated() else (self.packed, self.layout)
+        held = self.packed_copy
+        copy = () if held is None or self._outdated(held) else (held.data, held.layout)
         if self.bits == 8:
             return _OPERATORS.linear_w8a16(input, self.weight, self.scales, size, bias, *copy)
         return _OPERATORS.linear_w4a16(
             input, self.weight, self.scales, self.zeros, size, self.zero_point, bias, *copy
         )
 
-    def _outdated(self) -> bool:
-        """Whether the packed copy is of other weights than the module has now."""
+    def _outdated(self, copy: PackedCopy) -> bool:
+        """Whether a packed copy is of other weights than the module has now."""
         if is_compiling():
             return False
         return any(
             (one := self._buffers[name]) is not tensor() or _version(one) != version
-            for name, tensor, version in self._copied
+            for name, tensor, version in copy.sources
         )
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
@@ -143,8 +167,8 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         stays if the weights stay where they are."""
         kept = {name: self._buffers[name] for name in _STORED}
         places = [None if one is None else (one.device, one.data_ptr()) for one in kept.values()]
-        copy, layout = self.packed, self.layout
-        self.packed, self.layout = None, None
+        copy = self.packed_copy
+        self.hold(None)
         super()._apply(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]
@@ -152,7 +176,7 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
                 self._buffers[name] = before.to(after.device)
         moved = [self._buffers[name] for name in kept]
         if places == [None if one is None else (one.device, one.data_ptr()) for one in moved]:
-            self.packed, self.layout = copy, layout
+            self.hold(copy)
         return self
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
@@ -163,15 +187,16 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Without the packed copy: a copy's memory may lie elsewhere, and a pickle is read beside another
         table."""
-        without = {"_buffers": {**self._buffers, "packed": None}, "layout": None, "_copied": ()}
-        return {**vars(self), **without}
+        return {**vars(self), "packed_copy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Modules that were pickled before there were packed copies have none."""
+        """Modules that were pickled by earlier versions, which kept no copy or two attributes of it, have
+        none."""
         super().__setstate__(state)
-        if "packed" not in self._buffers:
-            self.register_buffer("packed", None, persistent=False)
-            self.layout = None
+        for name in ("layout", "_copied"):
+            self.__dict__.pop(name, None)
+        self._buffers.pop("packed", None)
+        self._non_persistent_buffers_set.discard("packed")
 
     def extra_repr(self) -> str:
         """Sizes and form."""

@@ -14,7 +14,7 @@ import pytest
 from backends.dtypes import DTYPES
 from backends.kernels.families import FAMILIES
 from backends.kernels.families.packed_mma import LAYOUT
-from backends.kernels.prepacked import Prepacked
+from backends.kernels.prepacked import Prepacked, most_packed_bytes
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.solution import Parameter
@@ -176,3 +176,15 @@ def test_candidates_of_any_number_of_columns_pack_the_same_bytes(tmp_path: Path)
     copies = [written(HostKernel(one, False), stored, 0xA5) for one in build(found, tmp_path)]
     for copy in copies:
         assert np.array_equal(copy, copies[0])
+
+
+@pytest.mark.parametrize("n", [8, 40, 512, 4096])
+@pytest.mark.parametrize("k", [128, 640, 4096])
+def test_a_copy_is_within_the_bound_that_is_known_without_a_solution(n: int, k: int) -> None:
+    for scale in ("bf16", "fp32"):
+        kinds = every_kind(1, n, k, scale_dtype=scale, prepacked=True)
+        for problem in kinds:
+            if FAMILY.supports(problem):
+                size, most = prepacked(problem).bytes, most_packed_bytes(problem)
+                assert size <= most, problem
+                assert n < 512 or k < 4096 or most <= 1.3 * size, "a bound that refuses little that would fit"

@@ -232,6 +232,9 @@ def test_what_is_refused() -> None:
     for given, text in (
         ((x, gate_up, down, weights, ids[:, :1]), "must be one shape"),
         ((x, gate_up, down, weights, weights), "whole numbers"),
+        ((x, gate_up, down, weights, ids > 0), "of torch.bool; they must be one shape"),
+        ((x, gate_up, down, weights, ids.to(torch.complex64)), "of torch.complex64; they must be one shape"),
+        ((x[0, 0], gate_up, down, weights, ids), "one shape"),
         ((x, gate_up, down[:, :, :8], weights, ids), "[experts, hidden, intermediate]"),
     ):
         with pytest.raises(GroupError) as caught:

@@ -177,7 +177,7 @@ def test_other_weights_are_in_no_copy(tmp_path: Path, cache: BinaryCache) -> Non
         assert ran(model, 4) == MERGED
         for one in model.projections:  # in place, without the modules' knowing
             one.scales.mul_(2)
-            one.packed = one.layout = None
+            one.hold(None)
         assert ran(model, 4) == BY_TORCH
         model.v_proj.scales = model.v_proj.scales.clone()  # no longer a part of the merged weights
         assert prepack_model(model) == NAMES
@@ -231,9 +231,18 @@ def test_records_of_sixteen_rows_are_parts_of_the_products_copy(tmp_path: Path, 
         rows = [(packed(4, n, k=k), "packed-mma") for n in sorted({sum(sizes), *sizes})]
         table = gemmtune.load(emulated.write(tmp_path / f"{number}.gtb", rows, cache))
         model = Attention(sizes, k=k)
-        with gemmtune.torch.apply(model, table, fuse=True):
+        with gemmtune.torch.apply(model, table, fuse=True) as handle:
             assert prepack_model(model) == NAMES
             assert ran(model, 4) == [(sum(sizes), True)]
+            (group,) = handle._weight_groups
+            parts_of = [one.packed for one in model.projections if one.packed is not None]
+            assert len(parts_of) == 3
+            assert group.packed_data is not None
+            kept = group.packed_data.numel()
+            kept += sum(one.numel() for one in parts_of) if storages == 3 else 0
+            assert 0 <= handle.packed_bytes - kept <= 4 * 256, "one copy of all, or two; and their alignment"
+            x = given(4, k)
+            assert right(model.k_proj(x), x, model.k_proj.quantized_weight), "one alone has its part"
         assert len({one.packed.untyped_storage().data_ptr() for one in model.projections}) == storages
 
 

@@ -518,14 +518,17 @@ def test_weights_of_inference_mode_are_packed(table: Table) -> None:
 def test_modules_that_were_pickled_before_there_were_copies() -> None:
     module = linear()
     state = module.__getstate__()
-    state.pop("layout")
-    state["_buffers"].pop("packed")
-    state["_non_persistent_buffers_set"] = set()
-    old = QuantizedLinear.__new__(QuantizedLinear)
-    old.__setstate__(state)
-    x = given(3)
-    assert right(old(x), x, module.quantized_weight)
-    assert sorted(old.state_dict()) == ["scales", "weight"]
+    state.pop("packed_copy")
+    two = {**state, "layout": None, "_copied": (), "_buffers": {**state["_buffers"], "packed": None},
+           "_non_persistent_buffers_set": {"packed"}}  # fmt: skip
+    for one in (state, two):
+        old = QuantizedLinear.__new__(QuantizedLinear)
+        old.__setstate__(one)
+        x = given(3)
+        assert right(old(x), x, module.quantized_weight)
+        assert (old.packed, old.layout) == (None, None)
+        assert sorted(old.state_dict()) == ["scales", "weight"]
+        assert [name for name, _ in old.named_buffers()] == ["weight", "scales"]
 
 
 def test_a_model_is_packed_by_name(table: Table) -> None:
