@@ -29,14 +29,15 @@ class ModelLayers:
     _layers: dict[GemmProblem, list[ModelLayer]] = field(default_factory=dict)
 
     def of(self, problem: GemmProblem) -> tuple[ModelLayer, ...]:
-        """The layers that are this problem. Raises ReadError for a file that describes no known model, and
+        """The layers that are this problem, with stored weights or prepacked ones. Raises ReadError for a file that describes no known model, and
         for a model that none of the numbers of devices divides."""
         tokens = problem.n  # column-major: the rows of the activations
         if tokens not in self._tokens:
             for path in self.configs:
                 self._read(path, tokens)
             self._tokens.add(tokens)
-        return tuple(self._layers.get(problem, ()))
+        # Whether a program packs its weights beforehand, no checkpoint says: it is the same layer.
+        return tuple(self._layers.get(replace(problem, prepacked=False), ()))
 
     def told(self, row: ExportRow) -> ExportRow:
         """The row with its layers, and their calls as its count. Raises ReadError."""

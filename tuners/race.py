@@ -152,6 +152,11 @@ class Race:
         """Rounds that were counted so far."""
         return len(self.times[self.baseline])
 
+    def longest(self) -> float:
+        """Seconds that the entrants' samples of a round take, each as long as its longest so far; 0 before there
+        is one."""
+        return sum(self._lengths.get(name, 0.0) for name in self.times)
+
     @property
     def comparisons(self) -> int:
         """Candidates that the decision compares with the baseline."""

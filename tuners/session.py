@@ -275,7 +275,7 @@ class Session:
             race.start_final()
             heats = took()
             while race.rounds < self.settings.rule.max_rounds:
-                before = took()
+                before, whole = took(), race.longest()
                 yield from race.round(hurried=spent + took() > self._race.overtime * budget.seconds)
                 if self._stopped:
                     return
@@ -285,15 +285,18 @@ class Session:
                 over = self.counts.measuring_seconds > limit
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
-                another = self.counts.measuring_seconds + took() - before
+                length = took() - before
                 grace = self._race.grace * budget.seconds
                 almost = needed * 3 <= race.rounds * 4
                 most = self._race.last_grace * budget.seconds if almost else grace
-                most = most if race.rounds < needed else 0.0
-                late = late or (budget.bounded and another > limit + most)
+                # What is reserved for confirming a WIN is of no use to a final that decides nothing.
+                most = max(most, reserved) if race.rounds < needed else 0.0
                 if budget.bounded and self._race.narrow_after <= race.rounds < needed:
                     left = (limit + grace - self.counts.measuring_seconds) / (needed - race.rounds)
                     yield from race.narrow(kept, left * race.rounds / (took() - heats))
+                # A round of those that are left: entrants that were dropped take no more time.
+                another = self.counts.measuring_seconds + length * min(1.0, race.longest() / (whole or 1.0))
+                late = late or (budget.bounded and another > limit + most)
                 if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
                     late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
