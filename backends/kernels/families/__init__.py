@@ -30,6 +30,7 @@ from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.grouped_wgmma import GroupedWgmma
 from backends.kernels.families.grouped_wmma import GroupedWmma
+from backends.kernels.families.mxfp4_tile_mma import Mxfp4TileMma
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.packed_mma import PackedMma
 from backends.kernels.families.shared_tile import SharedTile
@@ -56,7 +57,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), BytesTileMma(), DequantMma(), DequantRing(), PackedMma(), DequantWgmma(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(), DequantWgmma(),
         DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
         GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
         GroupedDequantMfma(), GroupedDequantWmma(),
