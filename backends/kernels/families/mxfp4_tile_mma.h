@@ -4,7 +4,7 @@
 //
 // A warp converts its lines' fragments in registers (mx_pairs.h: PAIRS), those of one group for all of its instructions,
 // and adds the sums of a group, times both scales, in fp32. A lane loads the scales of its rows and columns from global
-// memory, those of four groups at once, while it multiplies the tile before them.
+// memory before it multiplies a tile, those of four groups at once. (Those of the next tile, too, are too many registers.)
 #pragma once
 
 #include "device/mx_pairs.h"
@@ -42,7 +42,7 @@ struct Mxfp4TileMma {
         Sums sum = {};
         wait_for_launches();
         if (task.beyond(args)) return;
-        Scaled scaled(all, part, mine.begin);
+        Scaled scaled(all, part);
         Product::multiply(args, task.batch, part, mine.begin, mine.end, shared, sum, scaled);
         release_reduce(args);
         if (part.idle) return;
@@ -61,23 +61,14 @@ private:
         const unsigned char *of_rows, *of_columns;  // scales of the first row and column
         int groups, rows, columns;                  // scales of a line; rows and columns of D from the first on
         unsigned row[kTilesM * 2][kFours], column[kTilesN * 4][kFours];              // of the tile
-        unsigned next_row[kTilesM * 2][kFours], next_column[kTilesN * 4][kFours];    // of the one after it
 
-        GEMMTUNE_DEVICE Scaled(const Args& all, const Part& part, int first) : groups(static_cast<int>(all.groups)) {
+        GEMMTUNE_DEVICE Scaled(const Args& all, const Part& part) : groups(static_cast<int>(all.groups)) {
             const i64 i = part.i + lane_index() / 4, j = part.j + lane_index() % 4 * 2;
             of_rows = all.scales_a + i * all.groups, of_columns = all.scales_b + j * all.groups;
             rows = static_cast<int>(all.gemm.m - i), columns = static_cast<int>(all.gemm.n - j);
-            load(first);
         }
 
-        GEMMTUNE_DEVICE void before(int tile) {
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < kTilesM * 2 * kFours; ++at) row[at / kFours][at % kFours] = next_row[at / kFours][at % kFours];
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < kTilesN * 4 * kFours; ++at)
-                column[at / kFours][at % kFours] = next_column[at / kFours][at % kFours];
-            load(tile + 1);
-        }
+        GEMMTUNE_DEVICE void before(int tile) { load(tile); }
 
         // The products of 32 bytes of every line: two groups.
         template <int TILES_M, int TILES_N>
@@ -117,13 +108,13 @@ private:
             GEMMTUNE_UNROLL
             for (int at = 0; at < kTilesM * 2 * kFours; ++at) {
                 const int line = at / kFours * 8;
-                next_row[at / kFours][at % kFours] = four_scales<WORDS>(
+                row[at / kFours][at % kFours] = four_scales<WORDS>(
                     of_rows + static_cast<i64>(line) * apart, first + at % kFours * 4, apart, line < rows);
             }
             GEMMTUNE_UNROLL
             for (int at = 0; at < kTilesN * 4 * kFours; ++at) {
                 const int line = at / kFours / 2 * 8 + at / kFours % 2;
-                next_column[at / kFours][at % kFours] = four_scales<WORDS>(
+                column[at / kFours][at % kFours] = four_scales<WORDS>(
                     of_columns + static_cast<i64>(line) * apart, first + at % kFours * 4, apart, line < columns);
             }
         }

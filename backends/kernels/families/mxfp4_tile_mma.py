@@ -52,9 +52,9 @@ class MxTile(Tile):
     @property
     def registers(self) -> int:
         """Registers for sums and two steps' fragments, a group's converted rows with their scales, and the
-        scales of two tiles."""
+        scales of a tile."""
         rows, columns = self.wm // 8, self.wn // 4
-        scales = 2 * (rows + columns) * (self.bk // 64)
+        scales = (rows + columns) * (self.bk // 64)
         return super().registers + rows * (_WORDS[self.elements] + 1) + scales
 
     def multiply_adds(self, environment: Environment) -> float:

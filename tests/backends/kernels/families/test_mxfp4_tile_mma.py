@@ -115,7 +115,7 @@ MISTAKES = {
     "the scale of the neighbouring group": ("int8", TILE, "of = number % 4", "of = number % 4 ^ 1"),
     "the upper rows' scale": ("fp16", TILE, "of_row[m][e / 2]", "of_row[m][0]"),
     "scales of columns exchanged": ("fp16", TILE, "of_column[e % 2]", "of_column[1 - e % 2]"),
-    "the next tile's scales": ("fp16", TILE, "load(tile + 1)", "load(tile + 2)"),
+    "the next tile's scales": ("fp16", TILE, "{ load(tile); }", "{ load(tile + 1); }"),
     "groups in each other's places": ("fp16", TILE, "a[at / 2][half * 2 + at % 2]", "a[at / 2][2 - half * 2 + at % 2]"),
     "a scale too few": ("fp16", SCALES, "there && group + i < groups", "there && group + i + 1 < groups"),
     "a bias of 126": ("int8", "device/dequantise.h", "as_float(bits << 23 | more)", "as_float((bits + 1) << 23 | more)"),
