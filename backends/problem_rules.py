@@ -162,7 +162,7 @@ def check_epilogue(p: ProblemFields) -> None:
     one_of(p.scale_d, "scale_d", ("none", "tensor"))
     scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
     if scaled:
-        known = WEIGHT_SCALE_DTYPES if p.weight_only else SCALE_DTYPES
+        known: tuple[str, ...] = WEIGHT_SCALE_DTYPES if p.weight_only else SCALE_DTYPES
         known = MX_SCALE_DTYPES if p.mx or p.mx_product else known
         one_of(p.scale_dtype, "scale_dtype", known)
         if p.dtype_a in ("fp64", "complex64", "complex128"):

@@ -1,5 +1,5 @@
-"""Quantised weights, and both operands of MXFP4, on the CPU: dequantised in single precision, then numpy's own
-product, as numpy code runs them."""
+"""Quantised weights, and both operands of MXFP4, on the CPU: dequantised in single precision, then numpy's
+own product, as numpy code runs them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from backends.solution import Solution
 
 
 class DequantiseMatmul(LibraryFamily):
-    """Quantised weights, or both operands of MXFP4, dequantised in single precision, then multiplied by numpy's
-    BLAS and rounded to D's type. Parameters: threads."""
+    """Quantised weights, or both operands of MXFP4, dequantised in single precision, then multiplied by
+    numpy's BLAS and rounded to D's type. Parameters: threads."""
 
     name = "dequantise"
 

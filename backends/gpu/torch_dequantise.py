@@ -23,8 +23,8 @@ Empty = Callable[[str, tuple[int, ...], Any, Any], Any]
 
 
 def plain_of(p: GemmProblem) -> GemmProblem:
-    """The product by the dequantised weights, which are packed; of two MXFP4 operands by both, in D's type (in
-    fp32 by tf32, in which their numbers are exact)."""
+    """The product by the dequantised weights, which are packed; of two MXFP4 operands by both, in D's type
+    (in fp32 by tf32, in which their numbers are exact)."""
     if p.mx_product:
         kind, compute = p.dtype_d, "tf32" if p.dtype_d == "fp32" else "fp32"
         return replace(
@@ -99,9 +99,9 @@ def dequantising(
 
 
 def dequantising_both(torch: Any, p: GemmProblem, tensors: Mapping[str, Any]) -> tuple[Any, Any, Steps]:
-    """Buffers [n, k] of the weights' and [m, k] of the activations' numbers of a product of two MXFP4 operands, in
-    D's type, and the operations that fill them, without allocating. Scales of activations are converted in every
-    launch, those of weights once, when a model is loaded."""
+    """Buffers [n, k] of the weights' and [m, k] of the activations' numbers of a product of two MXFP4
+    operands, in D's type, and the operations that fill them, without allocating. Scales of activations are
+    converted in every launch, those of weights once, when a model is loaded."""
     powers = {"a": _powers(torch, tensors["scale_a"])}
     powers["b"] = torch.empty(tensors["scale_b"].shape, dtype=torch.float32, device=tensors["b"].device)
     scales = tensors["scale_b"].view(torch.float8_e8m0fnu)
@@ -121,8 +121,8 @@ def _powers(torch: Any, scales: Any) -> Any:
 
 
 def _dequantising_mxfp4(torch: Any, kind: str, stored: Any, powers: Any, empty: Empty) -> tuple[Any, Steps]:
-    """The same for MXFP4, which torch has no call for: numbers of type `kind`, from scales in fp32. A float's bits
-    are shifted to where the other type has them, which takes fewer operations than a table."""
+    """The same for MXFP4, which torch has no call for: numbers of type `kind`, from scales in fp32. A
+    float's bits are shifted to where the other type has them, which takes fewer operations than a table."""
     rows, k = tuple(stored.shape[:-1]), 2 * stored.shape[-1]
     groups, (places, power) = k // MX_GROUP, _FLOAT_PLACES[kind]
     bits = 32 if kind == "fp32" else 16

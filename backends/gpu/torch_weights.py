@@ -1,5 +1,5 @@
-"""torch's own calls for quantised weights, and for products of MXFP4, on the same memory: what a framework's user
-runs today.
+"""torch's own calls for quantised weights, and for products of MXFP4, on the same memory: what a framework's
+user runs today.
 
 Where a call wants the weights packed in a layout of its own, they are packed when the launch is bound, which
 no sample times: a user packs them once, when a model is loaded.
@@ -34,7 +34,8 @@ _K_TILES, _WHOLE_K = 8, 128
 
 class TorchWeights(LibraryFamily):
     """torch's calls for quantised weights and for products of MXFP4. Parameters: call (int4pack | int8pack,
-    torch's kernels for weights; dequantise, into a buffer, or two, by elementwise operations, then torch.mm)."""
+    torch's kernels for weights; dequantise, into a buffer, or two, by elementwise operations, then
+    torch.mm)."""
 
     name = "torch-weights"
     library = "torch"

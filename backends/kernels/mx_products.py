@@ -1,5 +1,5 @@
-"""Products of two MXFP4 operands as kernels see them: the argument, the configuration and the rules that their
-families share (mx_scales.h)."""
+"""Products of two MXFP4 operands as kernels see them: the argument, the configuration and the rules that
+their families share (mx_scales.h)."""
 
 from __future__ import annotations
 

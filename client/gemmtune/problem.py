@@ -357,5 +357,8 @@ def output_type(call: Mapping[str, Any]) -> str:
         if is_weight(*kinds) or is_weight(*kinds[::-1]):  # the activations' type decides
             del given["dtype_b"]
             given["dtype_a"] = next(kind for kind in kinds if kind in ACTIVATION_TYPES)
+    if "dtype_a" in given and _dtype(given["dtype_a"], "dtype_a") == FP4:  # a problem only with scales
+        named = [name for name in ("dtype_d", "dtype_c") if name in given]
+        return _dtype(given[named[0]], named[0]) if named else _OUTPUTS[FP4][0]
     found: str = from_column_major(1, 1, 1, **given)["dtype_d"]
     return found

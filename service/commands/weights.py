@@ -19,8 +19,8 @@ DtypeD = Annotated[
 ScaleA = Annotated[
     str | None,
     typer.Option(
-        help="Scale of A, of 8-bit operands on both sides: tensor, row, block_1x128; of fp4_e2m1 on both sides "
-        "group_32 alone."
+        help="Scale of A, of 8-bit operands on both sides: tensor, row, block_1x128; of fp4_e2m1 on both "
+        "sides group_32 alone."
     ),
 ]
 ScaleB = Annotated[

@@ -26,15 +26,16 @@ _LEAST_SLICE = 4
 _LOW = 32
 #: mx_pairs.h: the class that converts to the elements that are multiplied.
 _PAIRS = {"fp16": "gemmtune::MxHalves", "int8": "gemmtune::MxBytes"}
-#: Registers for a converted word of eight elements; instructions that convert it; and those of a product of 16 x 8
-#: elements over a group: of the tensor core, and of the four sums, which are scaled. By counting.
+#: Registers for a converted word of eight elements; instructions that convert it; and those of a product of
+#: 16 x 8 elements over a group: of the tensor core, and of the four sums, which are scaled. By counting.
 _WORDS = {"fp16": 4, "int8": 2}
 _CONVERT = {"fp16": 19.0, "int8": 13.0}
 _PRODUCT = {"fp16": 2.0 + 12.0, "int8": 1.0 + 20.0}
 #: Instructions that make a scale of a byte.
 _SCALE = 4.0
-#: Multiply-adds per multiprocessor and clock by mma.sync, from a compute capability (times ten) on: data sheets'
-#: peaks, less the tenth (on sm_90 four tenths) that mma.sync of 16-bit floats loses to them. And instructions.
+#: Multiply-adds per multiprocessor and clock by mma.sync, from a compute capability (times ten) on: data
+#: sheets' peaks, less the tenth (on sm_90 four tenths) that mma.sync of 16-bit floats loses to them. And
+#: instructions.
 _MULTIPLY_ADDS = {
     "fp16": ((80, 950.0), (86, 480.0), (90, 1270.0)), "int8": ((80, 1900.0), (86, 950.0), (90, 2540.0)),
 }  # fmt: skip
@@ -58,8 +59,8 @@ class MxTile(Tile):
         return super().registers + rows * (_WORDS[self.elements] + 1) + scales
 
     def multiply_adds(self, environment: Environment) -> float:
-        """Bytes of A by lines of B that a multiprocessor multiplies in a clock: what its tensor cores do, or the
-        instructions that convert elements and scale sums."""
+        """Bytes of A by lines of B that a multiprocessor multiplies in a clock: what its tensor cores do, or
+        the instructions that convert elements and scale sums."""
         rates = reversed(_MULTIPLY_ADDS[self.elements])
         peak = next(rate for least, rate in rates if capability(environment) >= least)
         steps = self.wm // 16 * (self.wn // 8)  # of a warp and a group
@@ -69,13 +70,13 @@ class MxTile(Tile):
 
 
 class Mxfp4TileMma(TileFamily):
-    """MXFP4 times MXFP4 on tensor cores (mma.sync): a block computes a tile of D; elements are copied as they are
-    stored and converted in registers to fp16 or int8, exactly, and the sums of every 32 are multiplied by both
-    scales in fp32.
+    """MXFP4 times MXFP4 on tensor cores (mma.sync): a block computes a tile of D; elements are copied as
+    they are stored and converted in registers to fp16 or int8, exactly, and the sums of every 32 are
+    multiplied by both scales in fp32.
 
     mxfp4_tile_mma.h. Parameters: tile_m x tile_n of D per block, tile_k of k at a time, warp_m x warp_n of D
-    per warp, elements (fp16 | int8: what is multiplied), stages (tiles along k in shared memory), group (rows of
-    tiles in a band of the tile order), splits (blocks along k)."""
+    per warp, elements (fp16 | int8: what is multiplied), stages (tiles along k in shared memory), group
+    (rows of tiles in a band of the tile order), splits (blocks along k)."""
 
     name = "mxfp4-tile-mma"
     computes = (("fp4_e2m1", "fp32"),)

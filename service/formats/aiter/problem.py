@@ -9,22 +9,24 @@ and its operators default to it.
     a8w8             x and w of `q_dtype_w` (int8 before 2026), an fp32 scale per row of x and of w
     a8w8_blockscale  8-bit floats, an fp32 scale per 1 x 128 block of x and per 128 x 128 block of w
     bf16_batched     x[B,M,K] and w[B,N,K] in bf16
-    a4w4             both of e2m1, two to a byte with the even k in the low half, an e8m0 scale per 32 elements
-                     of k of each row (MXFP4); no bias, which the tuner measures and neither tables nor the log say
+    a4w4             both of e2m1, two to a byte with the even k in the low half, an e8m0 scale per 32
+                     elements of k of each row (MXFP4); no bias, which the tuner measures and neither tables
+                     nor the log say
 
 Weights that are shuffled in memory beforehand (bpreshuffle) are the same products: a8w8_bpreshuffle is that
 of a8w8, a8w8_blockscale_bpreshuffle that of a8w8_blockscale, and a row of bf16 says it in a column. The
-layout belongs to the kernel, whose parameters have it. a4w4 has no table of its own for them: its operator and
-its tuner take weights and scales that are shuffled in memory, but for a kernel whose name says otherwise. NVFP4,
-which the same operator multiplies on gfx1250, is looked up in no table.
+layout belongs to the kernel, whose parameters have it. a4w4 has no table of its own for them: its operator
+and its tuner take weights and scales that are shuffled in memory, but for a kernel whose name says otherwise.
+NVFP4, which the same operator multiplies on gfx1250, is looked up in no table.
 
 Not expressible here, and so rejected row by row: batched a8w8 (it has scales per row of each batch) and its
-mxscale form, the older table asm_a8w8, and scaleAB (scales per tensor or per row, of x or w or both: the column
-does not say which).
+mxscale form, the older table asm_a8w8, and scaleAB (scales per tensor or per row, of x or w or both: the
+column does not say which).
 
 Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/gemm_op_a4w4.py,
-aiter/ops/batched_gemm_op_*.py, csrc/ck_gemm_a8w8*/, csrc/ck_gemm_a4w4_blockscale/, aiter/utility/fp4_utils.py,
-gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu, aiter/utility/dtypes.py.
+aiter/ops/batched_gemm_op_*.py, csrc/ck_gemm_a8w8*/, csrc/ck_gemm_a4w4_blockscale/,
+aiter/utility/fp4_utils.py, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu,
+aiter/utility/dtypes.py.
 """
 
 from __future__ import annotations
@@ -142,14 +144,14 @@ def check_expressible(family: str) -> None:
 
 
 def takes_shuffled(family: str, kernel: str) -> bool:
-    """Whether a kernel of the family takes weights that were shuffled in memory. a4w4's do unless their name has
-    noBpreShuffle."""
+    """Whether a kernel of the family takes weights that were shuffled in memory. a4w4's do unless their name
+    has noBpreShuffle."""
     return family in SHUFFLED or (family == A4W4 and "nobpreshuffle" not in kernel.lower())
 
 
 def library_of(family: str, kernel: str) -> str:
-    """The libtype of a row whose table has no such column: CK's, but for the mangled names of a4w4, by which the
-    operator tells assembler's kernels."""
+    """The libtype of a row whose table has no such column: CK's, but for the mangled names of a4w4, by which
+    the operator tells assembler's kernels."""
     return "asm" if family == A4W4 and "_ZN" in kernel else "ck"
 
 

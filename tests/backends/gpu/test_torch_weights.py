@@ -114,8 +114,8 @@ def tensor(torch: Any, array: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
 def test_dequantising_both_operands_is_exact(kind: str) -> None:
-    """Scales of activations that change from launch to launch among them, and of 2^-127 and NaN where the type
-    has such numbers."""
+    """Scales of activations that change from launch to launch among them, and of 2^-127 and NaN where the
+    type has such numbers."""
     torch = pytest.importorskip("torch")
     p = mx_product(3, 40, 512, dtype_d=kind, alpha=2.0, beta=1.0)
     inputs = host_inputs(p, 3, "normal")

@@ -145,7 +145,14 @@ def problems(draw: st.DrawFn) -> GemmProblem:
         call |= {"scale_dtype": _mostly(draw, "fp32", "fp8_e8m0", "fp8_e4m3")}
     if a == FP4:  # both sides, as they must be
         k = -(-k // 32) * 32
-        call |= {"trans_a": "T", "trans_b": "N", "batch": 1, "lda": k + 2 * (lda % 2), "ldb": k, "scale_d": "none"}
+        call |= {
+            "trans_a": "T",
+            "trans_b": "N",
+            "batch": 1,
+            "lda": k + 2 * (lda % 2),
+            "ldb": k,
+            "scale_d": "none",
+        }
         call |= {"scale_a": "block_1x32", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"}
     for _ in range(4):  # leave out what makes it no problem
         try:

@@ -1,5 +1,5 @@
-"""Products of two MXFP4 operands on the host: every code times every code and every scale, exactly; lines of scales
-that start anywhere; a scale that is NaN; planted mistakes."""
+"""Products of two MXFP4 operands on the host: every code times every code and every scale, exactly; lines of
+scales that start anywhere; a scale that is NaN; planted mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.kernels.families import FAMILIES
 from backends.kernels.family import Values
 from backends.problem import GemmProblem
 from backends.quantisation import mx_numbers, packed
-from backends.solution import Solution
+from backends.solution import Parameter, Solution
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import wrong_of
@@ -68,7 +68,12 @@ def test_a_scale_that_is_nan_makes_its_row_nan(elements: str, tmp_path: Path) ->
     problem = mx_product(37, 41, 160, dtype_d="fp32")
     of_w, of_x = np.full((41, 5), 127, np.uint8), np.full((37, 5), 127, np.uint8)
     of_w[17, 3] = of_w[26, 0] = of_x[36, 4] = 255
-    given = {"a": np.zeros((41, 80), np.uint8), "b": np.zeros((37, 80), np.uint8), "scale_a": of_w, "scale_b": of_x}
+    given = {
+        "a": np.zeros((41, 80), np.uint8),
+        "b": np.zeros((37, 80), np.uint8),
+        "scale_a": of_w,
+        "scale_b": of_x,
+    }
     built = build([FAMILY.config(problem, {**SMALL, "elements": elements}, SM_90)], tmp_path)[0]
     d = product(built, given)
     wanted = np.zeros((37, 41), bool)
@@ -77,10 +82,12 @@ def test_a_scale_that_is_nan_makes_its_row_nan(elements: str, tmp_path: Path) ->
     assert not d[~wanted].any()
 
 
-#: Lines of 1, 3, 5, 8 and 90 scales; k that ends inside a tile, and inside two groups; padded lines; epilogues.
+#: Lines of 1, 3, 5, 8 and 90 scales; k that ends inside a tile, and inside two groups; padded lines;
+#: epilogues.
 PROBLEMS = (
     mx_product(1, 41, 32), mx_product(37, 35, 96, bias="bf16"), mx_product(33, 133, 160, activation="silu"),
-    mx_product(70, 39, 288, beta=1.0, alpha=2.0), mx_product(4, 35, 2880), mx_product(40, 70, 512, dtype_d="fp32"),
+    mx_product(70, 39, 288, beta=1.0, alpha=2.0), mx_product(4, 35, 2880),
+    mx_product(40, 70, 512, dtype_d="fp32"),
     mx_product(3, 40, 512, dtype_d="fp16", lda=544, ldb=576), mx_product(130, 130, 1120, dtype_d="fp16"),
     mx_product(40, 48, 1024, alignment=16, dtype_d="fp32", bias="fp32", activation="gelu"),
 )  # fmt: skip
@@ -107,7 +114,8 @@ MISTAKES = {
     "another power": ("fp16", PAIRS, "kPower = 0x78007800u", "kPower = 0x74007400u"),
     "nibbles of one operand swapped": (
         "fp16", TILE, "PAIRS::eight(b[n / 2][n % 2 * 2 + half])",
-        "PAIRS::eight((b[n / 2][n % 2 * 2 + half] & 0x0f0f0f0fu) << 4 | (b[n / 2][n % 2 * 2 + half] >> 4 & 0x0f0f0f0fu))",
+        "PAIRS::eight((b[n / 2][n % 2 * 2 + half] & 0x0f0f0f0fu) << 4 | "
+        "(b[n / 2][n % 2 * 2 + half] >> 4 & 0x0f0f0f0fu))",
     ),
     "another magnitude": ("int8", PAIRS, "0x03020100u, 0x0c080604u", "0x03020100u, 0x0c080504u"),
     "another negative number": ("int8", PAIRS, "0xfdfeff00u", "0xfdfeff01u"),
@@ -116,9 +124,13 @@ MISTAKES = {
     "the upper rows' scale": ("fp16", TILE, "of_row[m][e / 2]", "of_row[m][0]"),
     "scales of columns exchanged": ("fp16", TILE, "of_column[e % 2]", "of_column[1 - e % 2]"),
     "the next tile's scales": ("fp16", TILE, "{ load(tile); }", "{ load(tile + 1); }"),
-    "groups in each other's places": ("fp16", TILE, "a[at / 2][half * 2 + at % 2]", "a[at / 2][2 - half * 2 + at % 2]"),
+    "groups in each other's places": (
+        "fp16", TILE, "a[at / 2][half * 2 + at % 2]", "a[at / 2][2 - half * 2 + at % 2]",
+    ),
     "a scale too few": ("fp16", SCALES, "there && group + i < groups", "there && group + i + 1 < groups"),
-    "a bias of 126": ("int8", "device/dequantise.h", "as_float(bits << 23 | more)", "as_float((bits + 1) << 23 | more)"),
+    "a bias of 126": (
+        "int8", "device/dequantise.h", "as_float(bits << 23 | more)", "as_float((bits + 1) << 23 | more)",
+    ),
 }  # fmt: skip
 
 
@@ -134,7 +146,7 @@ def test_a_mistake_shows(mistake: str, tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_take_is_refused() -> None:
-    def rule(problem: GemmProblem, environment: Environment = H200, **values: object) -> str:
+    def rule(problem: GemmProblem, environment: Environment = H200, **values: Parameter) -> str:
         return str(FAMILY.illegal(problem, Solution(FAMILY.name, 1, {**SMALL, **values}), environment))
 
     assert "multiply MXFP4 by MXFP4, not fp4_e2m1 x bf16" in rule(mxfp4(64, 64, 256))

@@ -339,8 +339,8 @@ A4W4_TABLE = "dsv3_a4w4_blockscale_tuned_gemm.csv"
     ],
 )  # fmt: skip
 def test_a4w4_multiplies_mxfp4_by_mxfp4(kernel: str, file_name: str, family: str, shuffled: bool) -> None:
-    """In bf16, without a bias; assembler's kernels have mangled names, and whether their weights are shuffled in
-    memory is another kernel of the same product."""
+    """In bf16, without a bias; assembler's kernels have mangled names, and whether their weights are
+    shuffled in memory is another kernel of the same product."""
     row = f"gfx950,256,1,7168,4608,21,0,9.8118,{kernel},6.73,1684.88,0.0"
     found, claim = one(A4W4, row, file_name=file_name)
     assert found == mx_product(1, 7168, 4608)
@@ -355,7 +355,9 @@ def test_a4w4_multiplies_mxfp4_by_mxfp4(kernel: str, file_name: str, family: str
 
 def test_a4w4_of_other_tables_contradicts_them() -> None:
     row = f"gfx950,256,1,7168,4608,21,0,9.8118,{F4GEMM},6.73,1684.88,0.0"
-    assert "is one of a4w4, but the file's name says a8w8" in reason(A4W4, row, file_name="a8w8_tuned_gemm.csv")
+    assert "is one of a4w4, but the file's name says a8w8" in reason(
+        A4W4, row, file_name="a8w8_tuned_gemm.csv"
+    )
     rowwise = f"gfx950,256,1,7168,4608,21,0,9.8118,{ROWWISE},6.73,1684.88,0.0"
     assert "is one of a8w8, but the file's name says a4w4" in reason(A4W4, rowwise, file_name=A4W4_TABLE)
 
@@ -364,7 +366,8 @@ def test_untuned_shapes_of_a4w4() -> None:
     text = "M,N,K\n1, 16384, 53248\n"
     imported = read(text, "aiter-untuned", file_name="a4w4_blockscale_untuned_gemm.csv")
     assert [item.problem for item in imported.problems] == [mx_product(1, 16384, 53248)]
-    assert imported.claims == imported.rejected == []
+    assert not imported.claims
+    assert not imported.rejected
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,8 @@ def test_untuned_shapes_of_a4w4() -> None:
         (BF16, changed(scaleAB="True"), "scaleAB: which operands are scaled"),
         (PLAIN, "gfx950,256,1,16,4096,asm,6,7,6.1,_ZN5aiter42fp8gemm_bf16_BpreShuffle_32x128E,1,2,0",
          "does not say of which operator it is"),
-        (PLAIN, f"gfx950,256,1,16,4100,asm,6,7,6.1,{F4GEMM},1,2,0", "k 4100 is no multiple of the scale's group"),
+        (PLAIN, f"gfx950,256,1,16,4100,asm,6,7,6.1,{F4GEMM},1,2,0",
+         "k 4100 is no multiple of the scale's group"),
         ("cu_num,B,M,N,K,kernelId,splitK,us,kernelName", f"256,16,1,16,4096,6,7,6.1,{F4GEMM}",
          "a4w4 is no family of tables with B,M,N,K"),
         ("M,N,K,q_dtype_w,kernelId,us,kernelName", f"1,16,4096,torch.int8,1,6.1,{F4GEMM}",
