@@ -32,7 +32,7 @@ WEIGHTS = (
     "triton-dequant",
 )
 BYTES = ("bytes-ring", "bytes-tile-mma")
-MX_PRODUCTS = ("mxfp4-tile-mma",)
+MX_PRODUCTS = ("mxfp4-tile-mma", "mxfp4-mfma")
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (
     "grouped-wgmma", "grouped-ring", "grouped-tile", "grouped-mfma", "grouped-wmma", "triton-fused-moe",

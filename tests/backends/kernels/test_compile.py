@@ -112,7 +112,7 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
         *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
         ("grouped-mfma", 64), ("grouped-wmma", 32), ("grouped-dequant-mfma", 64),
         ("grouped-dequant-wmma", 32), ("dequant-mfma", 64), ("dequant-wmma", 32), ("tile-mfma", 64),
-        ("tile-wmma", 32),
+        ("tile-wmma", 32), ("mxfp4-mfma", 64),
         ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64),
     ],
 )  # fmt: skip
@@ -144,7 +144,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
         "bytes-tile-mma": MANY_BYTES,
-        "mxfp4-tile-mma": MX_PRODUCTS,
+        **dict.fromkeys(("mxfp4-tile-mma", "mxfp4-mfma"), MX_PRODUCTS),
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),

@@ -34,7 +34,8 @@ WEIGHTS = {"dequant-mma", "dequant-ring", "packed-mma",
            "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
            "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma",
            "grouped-tile", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
-           "dequant-mfma", "dequant-wmma", "bytes-tile-mma", "mxfp4-tile-mma"}  # fmt: skip
+           "dequant-mfma", "dequant-wmma", "bytes-tile-mma", "mxfp4-tile-mma",
+           "mxfp4-mfma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,

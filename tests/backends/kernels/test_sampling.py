@@ -22,7 +22,9 @@ BUILT = replace(HOPPER, libraries={"triton": "3.6.0"})
 
 #: Families of AMD's instructions alone, and an architecture that has them.
 ON_AMD = {
-    **dict.fromkeys(("tile-mfma", "grouped-mfma", "grouped-dequant-mfma", "dequant-mfma"), "gfx942"),
+    **dict.fromkeys(
+        ("tile-mfma", "grouped-mfma", "grouped-dequant-mfma", "dequant-mfma", "mxfp4-mfma"), "gfx942"
+    ),
     **dict.fromkeys(("tile-wmma", "grouped-wmma", "grouped-dequant-wmma", "dequant-wmma"), "gfx1201"),
 }
 
