@@ -129,10 +129,8 @@ BYTES = tuple(
 #: Both operands of MXFP4: few columns and many, lines of scales that are whole words and that start anywhere.
 MX_PRODUCTS = tuple(
     from_linear(m, n, k, "fp4_e2m1", scale_a="block_1x32", scale_b="block_1x32", **more)
-    for m, n, k, more in (
-        (1, 72, 32, {}), (7, 41, 160, {"bias": "bf16"}), (33, 136, 1152, {"dtype_d": "fp32", "beta": 1.0}),
-        (133, 257, 288, {"dtype_d": "fp16"}), (100, 129, 2880, {}), (64, 264, 2048, {"lda": 2080, "ldb": 2112}),
-    )
+    for m, n, k in ((1, 72, 32), (7, 41, 160), (33, 136, 1152), (133, 257, 288), (100, 129, 2880))
+    for more in ({}, {"dtype_d": "fp16", "bias": "fp16"}, {"dtype_d": "fp32", "beta": 1.0, "lda": k + 32, "ldb": k + 64})
 )  # fmt: skip
 #: Grouped products: groups without rows, rows of one group alone, sizes that are no multiple of a tile.
 GROUPED = tuple(
