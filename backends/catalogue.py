@@ -24,6 +24,7 @@ from backends.solution import Parameter
 
 #: The input types that a family is checked for: every dtype, and tf32 (fp32 on tensor cores).
 INPUT_TYPES = (*COMPUTE_FOR, "tf32")
+_MX: Mapping[str, Any] = {"scale_a": "block_1x32", "scale_b": "block_1x32", "trans_b": "T"}
 _BLOCK_SCALED: Mapping[str, Any] = {
     "scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16", "trans_b": "T",
 }  # fmt: skip
@@ -93,10 +94,10 @@ def _about(family: object) -> str:
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks; then
-    the types of quantised weights, and of grouped products, that it multiplies."""
+    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks (of
+    MXFP4 their own); then the types of quantised weights, and of grouped products, that it multiplies."""
     found: dict[str, None] = {}
-    for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED)):
+    for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED, _MX)):
         with suppress(InvalidProblem):
             if supports(from_mm(16, 256, 256, name, **options)):
                 found[name] = None

@@ -146,6 +146,7 @@ COMPUTE_FOR: Mapping[str, tuple[str, ...]] = {
     "complex64": ("fp32", "tf32"),
     "complex128": ("fp64",),
     **dict.fromkeys(_FP8, ("fp32",)),
+    FP4: ("fp32",),
 }
 
 #: Output formats that an input format may produce; the first is the default.
@@ -158,6 +159,7 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
     "complex64": ("complex64",),
     "complex128": ("complex128",),
     **dict.fromkeys(_FP8, ("bf16", "fp16", "fp32", *_FP8)),
+    FP4: ("bf16", "fp16", "fp32"),
 }
 
 #: Storage types of quantised weights, and the types of the activations that are multiplied by them.

@@ -98,8 +98,13 @@ class ProblemFields:
 
     @property
     def mx(self) -> bool:
-        """Whether A is a weight matrix of MXFP4: e2m1 with e8m0 scales."""
+        """Whether A is a weight matrix of MXFP4, e2m1 with e8m0 scales, beside 16-bit activations."""
         return self.weight_only and self.dtype_a == FP4
+
+    @property
+    def mx_product(self) -> bool:
+        """Whether A and B are both MXFP4."""
+        return self.dtype_a == self.dtype_b == FP4
 
     @property
     def input_type(self) -> str:
@@ -109,8 +114,10 @@ class ProblemFields:
 
     @property
     def multiplied_as(self) -> str:
-        """The type of the instructions that multiply, by which compute ceilings are named: tf32, or
-        input_type."""
+        """The type of the instructions that multiply, by which compute ceilings are named: tf32, int8 for
+        products of MXFP4 (twice an e2m1 is a whole number), or input_type."""
+        if self.mx_product:
+            return "int8"
         return "tf32" if self.compute == "tf32" else self.input_type
 
 
@@ -157,7 +164,8 @@ def check_epilogue(p: ProblemFields) -> None:
     one_of(p.scale_d, "scale_d", ("none", "tensor"))
     scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
     if scaled:
-        known = SCALE_DTYPES if not p.weight_only else MX_SCALE_DTYPES if p.mx else WEIGHT_SCALE_DTYPES
+        known: tuple[str, ...] = WEIGHT_SCALE_DTYPES if p.weight_only else SCALE_DTYPES
+        known = MX_SCALE_DTYPES if p.mx or p.mx_product else known
         one_of(p.scale_dtype, "scale_dtype", known)
         if p.dtype_a in ("fp64", "complex64", "complex128"):
             raise InvalidProblem(f"scales do not apply to {p.dtype_a} operands", "scaling")

@@ -24,6 +24,10 @@ MXFP4 (OCP Microscaling Formats 1.0) has q of fp4_e2m1, packed like 4-bit intege
 one a group of 32 (block_1x32): the byte e is 2^(e - 127). There is no zero point. A scale of 255 is NaN, and
 so is then every weight of its group; weights are packed without one, and kernels and the reference carry it
 to the sums.
+
+A product of two MXFP4 operands, x[m,k] w[n,k] transposed, has both stored so, each with its own scales:
+
+    D = X W^T with X[i,k] = x[i,k] * 2^(e[i, k // 32] - 127), and W alike
 """
 
 from __future__ import annotations
@@ -65,9 +69,12 @@ Float = npt.NDArray[np.float64]
 
 
 def check_weights(p: ProblemFields) -> None:
-    """Checks what only quantised weights have, and that nothing else has it. Raises InvalidProblem."""
+    """Checks what only quantised weights have, and that nothing else has it; and products of MXFP4. Raises
+    InvalidProblem."""
     one_of(p.zero_a, "zero_a", ZEROS)
     _check_prepacked(p)
+    if p.mx_product:
+        _check_mx_product(p)
     if not p.weight_only:
         if p.zero_a != "none":
             raise InvalidProblem(f"zero_a {p.zero_a} is of quantised weights, not of {p.dtype_a}", "zero_a")
@@ -114,16 +121,44 @@ def scales_of(dtype_a: str) -> tuple[str, ...]:
 
 
 def check_mx(p: ProblemFields) -> None:
-    """Checks the scales of e2m1 weights, with the names of what they would be. Raises InvalidProblem."""
-    if not p.mx:
+    """Checks the scales of e2m1 operands, with the names of what they would be. Raises InvalidProblem."""
+    if not (p.mx or p.mx_product):
         return
     nvfp4 = (
         "NVFP4, of e4m3 scales of groups of 16 and an fp32 scale of the matrix, is not supported; MXFP4 has "
     )
-    if p.scale_a in NVFP4_SCALES:
-        raise InvalidProblem(f"scale_a {p.scale_a}: {nvfp4}groups of 32 (block_1x32)", "scale_a")
+    for name in ("scale_a", "scale_b") if p.mx_product else ("scale_a",):
+        if getattr(p, name) in NVFP4_SCALES:
+            raise InvalidProblem(f"{name} {getattr(p, name)}: {nvfp4}groups of 32 (block_1x32)", name)
     if p.scale_dtype in ("fp8_e4m3", "fp32"):
         raise InvalidProblem(f"scale_dtype {p.scale_dtype}: {nvfp4}scales of fp8_e8m0", "scale_dtype")
+
+
+def _check_mx_product(p: ProblemFields) -> None:
+    """Checks the layout, the scales and k of a product of two MXFP4 operands."""
+    for name, along_k in (("trans_a", "T"), ("trans_b", "N")):
+        if getattr(p, name) != along_k:
+            raise InvalidProblem(
+                f"{name} {getattr(p, name)}: operands of {FP4} are contiguous along k (F.linear's x[m,k] and "
+                "w[n,k])",
+                name,
+            )
+    if p.batch != 1:
+        raise InvalidProblem(f"batch {p.batch}: products of {FP4} are single ones", "batch")
+    for name in ("scale_a", "scale_b"):
+        if getattr(p, name) != MX_SCALE:
+            raise InvalidProblem(
+                f"{name} {getattr(p, name)} is no scale of {FP4}; known: {MX_SCALE} on both sides", name
+            )
+    if p.scale_d != "none":
+        raise InvalidProblem(f"scale_d {p.scale_d}: only the operands of {FP4} have scales", "scale_d")
+    if p.k % MX_GROUP:
+        raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {MX_GROUP}", "k")
+    for name in ("lda", "ldb"):
+        if getattr(p, name) % 2:
+            raise InvalidProblem(
+                f"{name} {getattr(p, name)} is odd: two elements of {FP4} share a byte", name
+            )
 
 
 def _check_sizes(p: ProblemFields) -> None:
@@ -192,6 +227,16 @@ def unpacked(p: ProblemFields, stored: Array) -> Float:
         return np.array(E2M1)[nibbles]
     found = nibbles.astype(np.float64)
     return np.where(found > 7, found - 16, found) if p.dtype_a == "int4" else found
+
+
+def mx_numbers(stored: Array, scales: Array) -> Float:
+    """The numbers of an MXFP4 operand [..., rows, k] in float64: of bytes [..., rows, k / 2] as stored, and
+    scales [..., rows, k / 32] of e8m0."""
+    low, high = stored & 15, stored >> 4
+    nibbles = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1)
+    numbers: Float = np.array(E2M1)[nibbles]
+    numbers *= np.repeat(scales.astype(np.float64), MX_GROUP, axis=-1)
+    return numbers
 
 
 def packed(integers: Array, dtype_a: str) -> Array:

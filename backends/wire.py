@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.dtypes import ACTIVATION_TYPES, dtype, is_weight_only
+from backends.dtypes import ACTIVATION_TYPES, FP4, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.grouping import given_counts
 from backends.problem import GemmProblem, from_blas, from_mm, twin
@@ -212,6 +212,10 @@ def _output_type(call: Mapping[str, Any]) -> str:
         if is_weight_only(*kinds) or is_weight_only(*kinds[::-1]):  # the activations' type decides
             del plain["dtype_b"]
             plain["dtype_a"] = next(kind for kind in kinds if kind in ACTIVATION_TYPES)
+    if "dtype_a" in plain and dtype(plain["dtype_a"], "dtype_a").name == FP4:  # a problem only with scales
+        chosen = plain.get("dtype_d", plain.get("dtype_c"))
+        name = "dtype_d" if "dtype_d" in plain else "dtype_c"
+        return OUTPUTS_FOR[FP4][0] if chosen is None else dtype(chosen, name).name
     return from_blas(1, 1, 1, **plain).dtype_d
 
 

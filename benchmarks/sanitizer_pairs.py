@@ -126,6 +126,12 @@ BYTES = tuple(
         (133, 257, 656, "fp16", {"beta": 1.0}),
     )
 )  # fmt: skip
+#: Both operands of MXFP4: few columns and many, lines of scales that are whole words and that start anywhere.
+MX_PRODUCTS = tuple(
+    from_linear(m, n, k, "fp4_e2m1", scale_a="block_1x32", scale_b="block_1x32", **more)
+    for m, n, k in ((1, 72, 32), (7, 41, 160), (33, 136, 1152), (133, 257, 288), (100, 129, 2880))
+    for more in ({}, {"dtype_d": "fp16", "bias": "fp16"}, {"dtype_d": "fp32", "beta": 1.0, "lda": k + 32, "ldb": k + 64})
+)  # fmt: skip
 #: Grouped products: groups without rows, rows of one group alone, sizes that are no multiple of a tile.
 GROUPED = tuple(
     from_linear(m, n, k, dtype, groups=groups, routing=routing, **more)
@@ -196,7 +202,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
+    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *MX_PRODUCTS, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     mine = [problem for problem in every if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, E2M1, FP8_WEIGHT, INTEGER, DType, to_host
+from backends.dtypes import DTYPES, E2M1, FP4, FP8_WEIGHT, INTEGER, DType, to_host
 from backends.grouping import ends_of
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
@@ -124,10 +124,8 @@ def _reach(distribution: str, p: GemmProblem) -> float:
 
 def _weights(p: GemmProblem, distribution: str) -> tuple[float, float]:
     """The mean of q - z of quantised weights (with a shift, of (q - 8) + z), and the mean of its square."""
-    if p.dtype_a in ("int8", FP8_WEIGHT):
+    if p.dtype_a in ("int8", FP4, FP8_WEIGHT):
         return _moments(DTYPES[p.dtype_a], distribution)
-    if p.mx:
-        return 0.0, sum(one**2 for one in E2M1) / len(E2M1)
     whole = {"none": 7.5 if p.dtype_a == "uint4" else -0.5, "uint4": 0.0, "float": -0.5}
     mean, variance = whole.get(p.zero_a, -0.5), 255 / 12  # of 16 equally likely integers
     if p.zero_a in ("uint4", "float", "shift"):
@@ -137,6 +135,8 @@ def _weights(p: GemmProblem, distribution: str) -> tuple[float, float]:
 
 def _moments(dtype: DType, distribution: str) -> tuple[float, float]:
     """The mean of a distribution's values, and the mean of their squares."""
+    if dtype.name == FP4:  # all codes alike, whatever the distribution
+        return 0.0, sum(one**2 for one in E2M1) / len(E2M1)
     if dtype.kind == INTEGER:
         return (0.0, 2 / 3) if distribution == "small" else (-0.5, (2 * _span(distribution) ** 2 + 1) / 6)
     if distribution == "uniform":
@@ -213,11 +213,12 @@ def ragged(problem: GemmProblem) -> GemmProblem:
         return _grouped_twin(p, _ragged_k(p) if p.weight_only else RAGGED_K, 1)
     if p.weight_only:
         return _twin(p, (min(p.m, RAGGED_M_WEIGHTS), min(p.n, RAGGED_N), min(p.k, _ragged_k(p))), 1)
-    return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
+    k = _ragged_k(p) if p.mx_product else RAGGED_K
+    return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, k)), 1)
 
 
 def _ragged_k(p: GemmProblem) -> int:
-    """A k of whole groups of quantised weights, of which there are no multiple of four."""
+    """A k of whole groups of quantised weights or of MXFP4, of which there are no multiple of four."""
     group = group_size(p.scale_a)
     return RAGGED_K // 2 * 2 if group is None else group * (10 if group == 32 else 6)
 

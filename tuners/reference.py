@@ -30,7 +30,7 @@ from backends.grouping import spans_of
 from backends.operands import as_product
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
-from backends.quantisation import dequantised, groups_of, roundings
+from backends.quantisation import dequantised, groups_of, mx_numbers, roundings
 from backends.reference_protocol import ErrorBound
 from tuners.inputs import Case, host_inputs, scaled_down
 
@@ -82,8 +82,7 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     """The reference of a case for these inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
     p = case.problem
     columns = _sampled_columns(p, case.seed)
-    left, _ = as_product(p, inputs["a"], inputs["b"])
-    left64 = _scaled(p, inputs, "scale_b", left.astype(np.float64))
+    left64 = _left(p, inputs)
     chosen = slice(None) if columns is None else columns
     if p.groups:
         product, right_norm = _grouped(p, left64, inputs, chosen, case.seed)
@@ -130,6 +129,14 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     return Reference(case, columns, expected, tolerance, projection)
 
 
+def _left(p: GemmProblem, inputs: Mapping[str, Array]) -> Float:
+    """op(B)^T, scaled, [copies, n, k]."""
+    if p.mx_product:
+        return mx_numbers(inputs["b"], inputs["scale_b"])
+    left, _ = as_product(p, inputs["a"], inputs["b"])
+    return _scaled(p, inputs, "scale_b", left.astype(np.float64))
+
+
 def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.int64] | slice) -> Float:
     """The given columns of op(A)^T, scaled, [copies, k, columns]."""
     if p.weight_only:
@@ -138,6 +145,8 @@ def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.
             p, inputs["a"], inputs["scale_a"][0].reshape(-1, groups_of(p)), zeros, columns
         )
         return found.swapaxes(1, 2)
+    if p.mx_product:
+        return mx_numbers(inputs["a"][:, columns], inputs["scale_a"][:, columns]).swapaxes(1, 2)
     _, right = as_product(p, inputs["a"], inputs["b"])
     return _scaled(p, inputs, "scale_a", right[:, :, columns].astype(np.float64), columns)
 
@@ -219,9 +228,8 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     narrow = is_fp8(DTYPES[p.input_type])
     depths = [BLOCKS[scale][1] for scale in (p.scale_a, p.scale_b) if scale in BLOCKS]
     length = min(p.k, *depths) if depths else p.k  # of the sums before they are scaled
-    exact = (
-        distribution == "integers" and not p.weight_only and p.compute != "int32" and 64 * length <= 1 / unit
-    )
+    whole = distribution == "integers" and not p.weight_only and not p.mx_product
+    exact = whole and p.compute != "int32" and 64 * length <= 1 / unit
     if (
         narrow
     ):  # the narrow accumulator holds integers up to six standard deviations of the sum, with a bit to spare

@@ -1,5 +1,5 @@
-"""Quantised weights on the CPU: dequantised in single precision, then numpy's own product, as numpy code
-runs them."""
+"""Quantised weights, and both operands of MXFP4, on the CPU: dequantised in single precision, then numpy's
+own product, as numpy code runs them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from backends.environment import Environment
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
-from backends.quantisation import dequantised, groups_of
+from backends.quantisation import dequantised, groups_of, mx_numbers
 from backends.solution import Solution
 
 
 class DequantiseMatmul(LibraryFamily):
-    """Quantised weights dequantised in single precision, then multiplied by numpy's BLAS and rounded to D's
-    type. Parameters: threads."""
+    """Quantised weights, or both operands of MXFP4, dequantised in single precision, then multiplied by
+    numpy's BLAS and rounded to D's type. Parameters: threads."""
 
     name = "dequantise"
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether A is a quantised weight matrix and D a float."""
+        """Whether A is a quantised weight matrix, or both operands MXFP4, and D a float."""
         return (
-            problem.weight_only
+            (problem.weight_only or problem.mx_product)
             and not problem.groups
             and problem.compute == "fp32"
             and DTYPES[problem.dtype_d].kind == FLOAT
@@ -59,10 +59,11 @@ class DequantiseMatmul(LibraryFamily):
                 at += sizes[name]
             fill = _filling(p, operands, arrays["weights"])
             weights, inputs, product = arrays["weights"], arrays["inputs"], arrays["product"]
+            fill_inputs = _filling_inputs(p, operands, o, inputs)
 
             def launch() -> None:
                 fill()
-                np.copyto(inputs, o.left[0])
+                fill_inputs()
                 np.matmul(inputs, weights.T, out=product[0])
                 finish(p, o, product)
 
@@ -72,8 +73,32 @@ class DequantiseMatmul(LibraryFamily):
         return LibraryKernel(p, set_blas_threads, threads, make, sum(sizes.values()))
 
 
-def _filling(p: GemmProblem, operands: Operands, out: Any) -> Any:
+def _filling_inputs(p: GemmProblem, operands: Operands, o: HostOperands, out: Any) -> Launch:
+    """What writes the activations' numbers to `out` [n, k]."""
+    if p.mx_product:
+        return _filling_mx(p, operands, "b", out)
+
+    def fill() -> None:
+        np.copyto(out, o.left[0])
+
+    return fill
+
+
+def _filling_mx(p: GemmProblem, operands: Operands, name: str, out: Any) -> Launch:
+    """What writes the numbers of an MXFP4 operand to `out` [rows, k]."""
+    found = layouts(p)
+    stored, scales = (array_at(getattr(operands, one), found[one])[0] for one in (name, f"scale_{name}"))
+
+    def fill() -> None:
+        out[...] = mx_numbers(stored, scales)
+
+    return fill
+
+
+def _filling(p: GemmProblem, operands: Operands, out: Any) -> Launch:
     """What writes the dequantised weights to `out` [m, k]."""
+    if p.mx_product:
+        return _filling_mx(p, operands, "a", out)
     found = layouts(p)
     views = {
         name: array_at(getattr(operands, name), found[name])[0]

@@ -324,7 +324,7 @@ def _layout(layout: Layout) -> _Layout:
 
 def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
     scaled = {p.scale_a, p.scale_b, p.scale_d} - {"none"}
-    typed = p.weight_only or p.scale_dtype in (None, "fp32")
+    typed = p.weight_only or p.mx_product or p.scale_dtype in (None, "fp32")
     if scaled - {"tensor", "outer", *BLOCKS} or not typed:
         raise UnsupportedProblem(f"no reference on the GPU for scales {sorted(scaled)} of {p.scale_dtype}")
     a = (1, p.lda) if p.trans_a == "N" else (p.lda, 1)
@@ -347,18 +347,18 @@ def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
         bias_on_n=p.bias_axis == "n", outer_a=p.scale_a == "outer", outer_b=p.scale_b == "outer",
         activation=_ACTIVATIONS[p.activation],
         block_a=_weight_scales(p, operands) if p.weight_only
-        else _block_scales(p.scale_a, operands.scale_a, p.k),
-        block_b=_block_scales(p.scale_b, operands.scale_b, p.k),
+        else _block_scales(p.scale_a, operands.scale_a, p),
+        block_b=_block_scales(p.scale_b, operands.scale_b, p),
         zero_a=_ZeroPoints(operands.zero_a, _ZEROS[p.zero_a]),
     )  # fmt: skip
 
 
-def _block_scales(mode: str, address: int, k: int) -> _BlockScales:
+def _block_scales(mode: str, address: int, p: GemmProblem) -> _BlockScales:
     """The scales of an operand's blocks; none for another mode."""
     if mode not in BLOCKS:
         return _BlockScales()
     side, depth = BLOCKS[mode]
-    return _BlockScales(address, side, depth, -(-k // depth), CODES["fp32"])
+    return _BlockScales(address, side, depth, -(-p.k // depth), _code(p.scale_dtype or "fp32"))
 
 
 def _weight_scales(p: GemmProblem, operands: Operands) -> _BlockScales:

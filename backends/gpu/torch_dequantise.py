@@ -9,11 +9,13 @@ from typing import Any
 
 from backends.dtypes import FP8_WEIGHT
 from backends.problem import GemmProblem
-from backends.quantisation import MX_NAN, SQUARE, ZERO_ROWS, groups_of, scale_rows
+from backends.quantisation import MX_GROUP, MX_NAN, SQUARE, ZERO_ROWS, groups_of, scale_rows
 
 #: A type's name -> the bits that a 4-bit float's exponent and mantissa are shifted by, and the power of two
 #: by which the number is then too small.
-_FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14)}
+_FLOAT_PLACES = {"bf16": (6, 126), "fp16": (9, 14), "fp32": (22, 126)}
+
+_TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 Steps = list[Callable[[], Any]]
 #: (name, shape, dtype, device) -> a tensor.
@@ -21,7 +23,14 @@ Empty = Callable[[str, tuple[int, ...], Any, Any], Any]
 
 
 def plain_of(p: GemmProblem) -> GemmProblem:
-    """The product by the dequantised weights, which are packed."""
+    """The product by the dequantised weights, which are packed; of two MXFP4 operands by both, in D's type
+    (in fp32 by tf32, in which their numbers are exact)."""
+    if p.mx_product:
+        kind, compute = p.dtype_d, "tf32" if p.dtype_d == "fp32" else "fp32"
+        return replace(
+            p, dtype_a=kind, dtype_b=kind, compute=compute, scale_a="none", scale_b="none", scale_dtype=None,
+            lda=p.k, ldb=p.k,
+        )  # fmt: skip
     return replace(
         p, dtype_a=p.dtype_b, scale_a="none", scale_dtype=None, zero_a="none", lda=p.k, stride_a=p.k * p.m,
         prepacked=False,
@@ -50,7 +59,7 @@ def dequantising(
     rows, kind = tuple(stored.shape[:-1]), tensors["b"].dtype
     empty = buffers(torch) if empty is None else empty
     if p.mx:
-        return _dequantising_mxfp4(torch, p, tensors, empty)
+        return _dequantising_mxfp4(torch, p.dtype_b, stored, _powers(torch, tensors["scale_a"]), empty)
     buffer = empty("buffer", (*rows, k), kind, stored.device)
     steps: Steps = []
     if p.dtype_a in ("int8", FP8_WEIGHT):
@@ -89,31 +98,51 @@ def dequantising(
     return buffer, steps
 
 
-def _dequantising_mxfp4(
-    torch: Any, p: GemmProblem, tensors: Mapping[str, Any], empty: Empty
-) -> tuple[Any, Steps]:
-    """The same for MXFP4, which torch has no call for. A float's bits are shifted to where the other type has
-    them, which takes fewer operations than a table."""
-    stored, k, groups = tensors["a"], p.k, groups_of(p)
-    rows, (places, power) = tuple(stored.shape[:-1]), _FLOAT_PLACES[p.dtype_b]
+def dequantising_both(torch: Any, p: GemmProblem, tensors: Mapping[str, Any]) -> tuple[Any, Any, Steps]:
+    """Buffers [n, k] of the weights' and [m, k] of the activations' numbers of a product of two MXFP4
+    operands, in D's type, and the operations that fill them, without allocating. Scales of activations are
+    converted in every launch, those of weights once, when a model is loaded."""
+    powers = {"a": _powers(torch, tensors["scale_a"])}
+    powers["b"] = torch.empty(tensors["scale_b"].shape, dtype=torch.float32, device=tensors["b"].device)
+    scales = tensors["scale_b"].view(torch.float8_e8m0fnu)
+    converting: Steps = [lambda: powers["b"].copy_(scales)]
+    weights, inputs = (
+        _dequantising_mxfp4(torch, p.dtype_d, tensors[name], powers[name], buffers(torch))
+        for name in ("a", "b")
+    )
+    return weights[0], inputs[0], [*converting, *weights[1], *inputs[1]]
+
+
+def _powers(torch: Any, scales: Any) -> Any:
+    """Scales of e8m0, as bytes, in fp32."""
+    exponents = scales.to(torch.int32)
+    powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
+    return torch.where(exponents == MX_NAN, float("nan"), powers)
+
+
+def _dequantising_mxfp4(torch: Any, kind: str, stored: Any, powers: Any, empty: Empty) -> tuple[Any, Steps]:
+    """The same for MXFP4, which torch has no call for: numbers of type `kind`, from scales in fp32. A
+    float's bits are shifted to where the other type has them, which takes fewer operations than a table."""
+    rows, k = tuple(stored.shape[:-1]), 2 * stored.shape[-1]
+    groups, (places, power) = k // MX_GROUP, _FLOAT_PLACES[kind]
+    bits = 32 if kind == "fp32" else 16
     halves, signs = (
-        empty(name, (*rows, k // 2, 2), torch.int16, stored.device) for name in ("halves", "signs")
+        empty(name, (*rows, k // 2, 2), getattr(torch, f"int{bits}"), stored.device)
+        for name in ("halves", "signs")
     )
     low, high = halves[..., 0], halves[..., 1]
-    buffer = halves.view(tensors["b"].dtype).reshape(*rows, k)
-    by_group = buffer.reshape(*rows, groups, k // groups)
-    exponents = tensors["scale_a"].reshape(*rows, groups, 1).to(torch.int32)
-    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
-    scales = torch.where(exponents == MX_NAN, float("nan"), scales)
+    buffer = halves.view(getattr(torch, _TORCH_TYPES[kind])).reshape(*rows, k)
+    by_group = buffer.reshape(*rows, groups, MX_GROUP)
+    of_groups = powers.reshape(*rows, groups, 1)
     steps = [
         lambda: low.copy_(stored),
         lambda: torch.bitwise_right_shift(low, 4, out=high),
-        lambda: torch.bitwise_left_shift(halves, 12, out=signs),
-        lambda: signs.bitwise_and_(-(2**15)),
+        lambda: torch.bitwise_left_shift(halves, bits - 4, out=signs),
+        lambda: signs.bitwise_and_(-(2 ** (bits - 1))),
         lambda: halves.bitwise_and_(7),
         lambda: halves.bitwise_left_shift_(places),
         lambda: halves.bitwise_or_(signs),
         lambda: buffer.mul_(2.0**power),
-        lambda: by_group.mul_(scales),
+        lambda: by_group.mul_(of_groups),
     ]
     return buffer, steps

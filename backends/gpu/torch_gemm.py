@@ -71,7 +71,8 @@ def torch_build(platform: str) -> str | None:
     return f"{found.version}+{suffix}{''.join(release) if platform == 'cuda' else '.'.join(release)}"
 
 
-def _version(build: str | None) -> tuple[int, ...]:
+def torch_version(build: str | None) -> tuple[int, ...]:
+    """(2, 11) of torch's build "2.11.0+cu130"; empty where there is none."""
     return tuple(int(part) for part in re.findall(r"\d+", build or "")[:2])
 
 
@@ -118,12 +119,12 @@ class TorchMatmul(LibraryFamily):
         if solution.parameters:
             return f"torch takes no parameters, not {', '.join(solution.parameters)}"
         build = environment.libraries.get(self.library)
-        if problem.compute == "fp16" and _version(build) < _FP16_ACCUMULATION:
+        if problem.compute == "fp16" and torch_version(build) < _FP16_ACCUMULATION:
             return f"torch {build} cannot accumulate in fp16; 2.7 can"
         if _in_blocks(problem):
             if not environment.arch.startswith("sm_90"):
                 return f"torch has scales of blocks on sm_90 alone, not on {environment.arch}"
-            if _version(build) < _SCALED_BLOCKS:
+            if torch_version(build) < _SCALED_BLOCKS:
                 return f"torch {build} is not known to have scales of blocks; 2.11 has them"
         return None
 

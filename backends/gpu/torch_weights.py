@@ -1,4 +1,5 @@
-"""torch's own calls for quantised weights on the same memory: what a framework's user runs today.
+"""torch's own calls for quantised weights, and for products of MXFP4, on the same memory: what a framework's
+user runs today.
 
 Where a call wants the weights packed in a layout of its own, they are packed when the launch is bound, which
 no sample times: a user packs them once, when a model is loaded.
@@ -14,8 +15,8 @@ from typing import Any
 from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
-from backends.gpu.torch_dequantise import dequantising, plain_of
-from backends.gpu.torch_gemm import TorchKernel, TorchRuntime
+from backends.gpu.torch_dequantise import dequantising, dequantising_both, plain_of
+from backends.gpu.torch_gemm import TorchKernel, TorchRuntime, torch_version
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Kernel, Launch
@@ -25,13 +26,16 @@ from backends.solution import Solution
 #: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The
 #: first that takes a problem is a user's default.
 CALLS = ("int4pack", "int8pack", "dequantise")
+#: The first build that has torch.float8_e8m0fnu.
+_E8M0 = (2, 7)
 #: k tiles that torch._convert_weight_to_int4pack interleaves, and the elements of k that it then wants whole.
 _K_TILES, _WHOLE_K = 8, 128
 
 
 class TorchWeights(LibraryFamily):
-    """torch's calls for quantised weights. Parameters: call (int4pack | int8pack, torch's kernels for
-    weights; dequantise, into a buffer by elementwise operations, then torch.mm)."""
+    """torch's calls for quantised weights and for products of MXFP4. Parameters: call (int4pack | int8pack,
+    torch's kernels for weights; dequantise, into a buffer, or two, by elementwise operations, then
+    torch.mm)."""
 
     name = "torch-weights"
     library = "torch"
@@ -42,8 +46,11 @@ class TorchWeights(LibraryFamily):
         self._calls = CALLS if platform == "CUDA" else CALLS[2:]
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether the weights are quantised and torch's product of the dequantised ones exists."""
+        """Whether the weights are quantised, or both operands MXFP4, and torch's product of the dequantised
+        ones exists."""
         p = problem
+        if p.mx_product:
+            return p.dtype_c == p.dtype_d and p.bias in (None, p.dtype_d)
         one_type = p.dtype_d == p.dtype_c == p.dtype_b and p.bias in (None, p.dtype_d)
         return p.weight_only and not p.groups and one_type and p.compute == "fp32"
 
@@ -66,6 +73,9 @@ class TorchWeights(LibraryFamily):
         if len(solution.parameters) != 1 or call not in self._calls:
             known = ", ".join(self._calls)
             return f"a torch-weights solution has call, one of {known}, not {solution.parameters}"
+        build = environment.libraries.get(self.library)
+        if problem.mx_product and torch_version(build) < _E8M0:
+            return f"torch {build} does not convert scales of e8m0; 2.7 does"
         if call == "int4pack":
             return _int4pack_rule(problem)
         return _int8pack_rule(problem) if call == "int8pack" else None
@@ -123,8 +133,9 @@ class TorchWeightsKernel:
         self.partial_sums = untold_partial_sums(problem)
 
     def prepare(self) -> None:
-        """Sets torch's stream and modes."""
-        self._runtime.prepare(self._problem)
+        """Sets torch's stream and the modes of what is multiplied."""
+        p = self._problem
+        self._runtime.prepare(plain_of(p) if p.mx_product else p)
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """See Kernel. Packs the weights, or allocates the buffer for the dequantised ones."""
@@ -160,11 +171,15 @@ class TorchWeightsKernel:
 
     def _dequantised(self, tensors: dict[str, Any], operands: Operands) -> Launch:
         p, runtime = self._problem, self._runtime
+        given = operands
         with runtime.guard:
-            buffer, steps = dequantising(runtime.torch, p, tensors)
-        product = TorchKernel(plain_of(p), self._device, runtime).bind(
-            replace(operands, a=buffer.data_ptr()), 0
-        )
+            if p.mx_product:
+                weights, inputs, steps = dequantising_both(runtime.torch, p, tensors)
+                given = replace(operands, a=weights.data_ptr(), b=inputs.data_ptr())
+            else:
+                buffer, steps = dequantising(runtime.torch, p, tensors)
+                given = replace(operands, a=buffer.data_ptr())
+        product = TorchKernel(plain_of(p), self._device, runtime).bind(given, 0)
         guard = runtime.guard
 
         def launch() -> None:

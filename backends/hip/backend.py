@@ -111,7 +111,7 @@ class HipBackend:
             Baseline("hipBLASLt's first heuristic", first_heuristic(environment, limit)),
             Baseline("rocBLAS's own choice", default_solution(environment)),
         ]
-        if problem.weight_only and not problem.groups:
+        if (problem.weight_only and not problem.groups) or problem.mx_product:
             solution = Solution(TorchWeights.name, 1, {"call": "dequantise"}, torch)
             looked_for.insert(0, Baseline(f"{name}, dequantise", solution, framework=True))
         if problem.groups:

@@ -62,6 +62,9 @@ _WEIGHT_SIZES = (
     (515, 6144, 4096),
 )  # fmt: skip
 _WEIGHT_EPILOGUES: tuple[Mapping[str, Any], ...] = ({}, {"beta": 1.0, "bias": "fp32", "dtype_d": "fp32"})
+#: Of MXFP4 on both sides: lines of scales that are no whole words.
+_MX_SIZES = ((40, 5760, 2880), (300, 520, 288))
+_MX_EPILOGUES: tuple[Mapping[str, Any], ...] = ({}, {"beta": 1.0}, {"bias": "bf16", "activation": "silu"})
 
 Item = TypeVar("Item")
 
@@ -105,6 +108,9 @@ def problems() -> tuple[GemmProblem, ...]:
         found.append(from_linear(m, n, k, x, **how))
         if not other:  # the stored form's families run these alike
             found.append(from_linear(m, n, k, x, prepacked=True, **how))
+    for out, (m, n, k), other in product(("bf16", "fp32"), (*_WEIGHT_SIZES, *_MX_SIZES), _MX_EPILOGUES):
+        how = {"scale_a": "block_1x32", "scale_b": "block_1x32", "dtype_d": out, **other}
+        found.append(from_linear(m, n, k, "fp4_e2m1", **how))
     for kind, (m, n, k, groups, routing) in product(("bf16", "fp16"), _GROUPED):
         found.append(from_linear(m, n, k, kind, groups=groups, routing=routing))
     modes = (("block_1x128", "block_128x128"), ("outer", "outer"))

@@ -19,6 +19,7 @@ from gemmtune.weights import (
     ACTIVATION_TYPES,
     FP4,
     check_weights,
+    is_mx_product,
     is_weight,
     prepacking,
     weight_scale_dtypes,
@@ -59,13 +60,14 @@ _COMPLEX = ("complex64", "complex128")
 _COMPUTE: Mapping[str, tuple[str, ...]] = {
     "fp64": ("fp64",), "fp32": ("fp32", "tf32", "bf16x9"), "fp16": ("fp32", "fp16"), "bf16": ("fp32",),
     "int8": ("int32",), "complex64": ("fp32", "tf32"), "complex128": ("fp64",),
-    **dict.fromkeys(_FP8, ("fp32",)),
+    **dict.fromkeys(_FP8, ("fp32",)), FP4: ("fp32",),
 }  # fmt: skip
 #: Input format -> output formats, the default first.
 _OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "fp64": ("fp64",), "fp32": ("fp32",), "fp16": ("fp16", "fp32"), "bf16": ("bf16", "fp32"),
     "int8": ("int32", "int8", "fp32", "fp16", "bf16"), "complex64": ("complex64",),
     "complex128": ("complex128",), **dict.fromkeys(_FP8, ("bf16", "fp16", "fp32", *_FP8)),
+    FP4: ("bf16", "fp16", "fp32"),
 }  # fmt: skip
 _TRANSPOSES = ("N", "T", "C")
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
@@ -256,7 +258,8 @@ def _check_values(p: Mapping[str, Any]) -> None:
         one_of(p[name], name, _SCALES)
     one_of(p["scale_d"], "scale_d", _SCALES[:2])
     if _scaled(p):
-        one_of(p["scale_dtype"], "scale_dtype", weight_scale_dtypes(p) if weight else _SCALE_DTYPES)
+        known = weight_scale_dtypes(p) if weight or is_mx_product(p) else _SCALE_DTYPES
+        one_of(p["scale_dtype"], "scale_dtype", known)
         if a in ("fp64", *_COMPLEX):
             raise ProblemError(f"scales do not apply to {a} operands", "scaling")
 
@@ -354,5 +357,8 @@ def output_type(call: Mapping[str, Any]) -> str:
         if is_weight(*kinds) or is_weight(*kinds[::-1]):  # the activations' type decides
             del given["dtype_b"]
             given["dtype_a"] = next(kind for kind in kinds if kind in ACTIVATION_TYPES)
+    if "dtype_a" in given and _dtype(given["dtype_a"], "dtype_a") == FP4:  # a problem only with scales
+        named = [name for name in ("dtype_d", "dtype_c") if name in given]
+        return _dtype(given[named[0]], named[0]) if named else _OUTPUTS[FP4][0]
     found: str = from_column_major(1, 1, 1, **given)["dtype_d"]
     return found

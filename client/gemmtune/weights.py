@@ -26,6 +26,11 @@ def is_weight(a: str, b: str) -> bool:
     return a in WEIGHTS and b in ACTIVATION_TYPES
 
 
+def is_mx_product(p: Mapping[str, Any]) -> bool:
+    """Whether A and B are both MXFP4."""
+    return bool(p["dtype_a"] == p["dtype_b"] == FP4)
+
+
 def weight_scale_dtypes(p: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that scales of weights may have. Raises ProblemError for those of NVFP4."""
     if p["dtype_a"] != FP4:
@@ -46,10 +51,12 @@ def prepacking(prepacked: bool) -> dict[str, Any]:
 
 
 def check_weights(p: Mapping[str, Any]) -> None:
-    """Checks what only quantised weights have, and that nothing else has it."""
+    """Checks what only quantised weights have, and that nothing else has it; and products of MXFP4."""
     zero, kind, scale = p.get("zero_a", "none"), p["dtype_a"], p["scale_a"]
     one_of(zero, "zero_a", ZEROS)
     _check_prepacked(p)
+    if is_mx_product(p):
+        _check_mx_product(p)
     if not is_weight(kind, p["dtype_b"]):
         if zero != "none":
             raise ProblemError(f"zero_a {zero} is of quantised weights, not of {kind}", "zero_a")
@@ -81,6 +88,26 @@ def check_weights(p: Mapping[str, Any]) -> None:
         )
     if zero == "uint4" and p["m"] % 8:
         raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
+
+
+def _check_mx_product(p: Mapping[str, Any]) -> None:
+    for name, along_k in (("trans_a", "T"), ("trans_b", "N")):
+        if p[name] != along_k:
+            raise ProblemError(
+                f"{name} {p[name]}: operands of {FP4} are contiguous along k (F.linear's x[m,k] and w[n,k])",
+                name,
+            )
+    if p["batch"] != 1:
+        raise ProblemError(f"batch {p['batch']}: products of {FP4} are single ones", "batch")
+    for name in ("scale_a", "scale_b"):
+        one_of(p[name], name, (MX_SCALE,), f" for operands of {FP4}")
+    if p["scale_d"] != "none":
+        raise ProblemError(f"scale_d {p['scale_d']}: only the operands of {FP4} have scales", "scale_d")
+    if p["k"] % GROUPS[MX_SCALE]:
+        raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[MX_SCALE]}", "k")
+    for name in ("lda", "ldb"):
+        if p[name] % 2:
+            raise ProblemError(f"{name} {p[name]} is odd: two elements of {FP4} share a byte", name)
 
 
 def _check_prepacked(p: Mapping[str, Any]) -> None:

@@ -17,7 +17,11 @@ DtypeD = Annotated[
     str | None, typer.Option(help="Type of the output where it differs from C's, which is added by --beta.")
 ]
 ScaleA = Annotated[
-    str | None, typer.Option(help="Scale of A, of 8-bit operands on both sides: tensor, row, block_1x128.")
+    str | None,
+    typer.Option(
+        help="Scale of A, of 8-bit operands on both sides: tensor, row, block_1x128; of fp4_e2m1 on both "
+        "sides group_32 alone."
+    ),
 ]
 ScaleB = Annotated[
     str | None,

@@ -32,6 +32,7 @@ WEIGHTS = (
     "triton-dequant",
 )
 BYTES = ("bytes-ring", "bytes-tile-mma")
+MX_PRODUCTS = ("mxfp4-tile-mma", "mxfp4-mfma")
 OF_WEIGHTS = ("grouped-dequant-wgmma", "grouped-dequant-mfma", "grouped-dequant-wmma")
 GROUPED = (
     "grouped-wgmma", "grouped-ring", "grouped-tile", "grouped-mfma", "grouped-wmma", "triton-fused-moe",
@@ -52,7 +53,7 @@ def test_every_family_is_there_once_with_its_source() -> None:
             assert (ROOT / file).is_file()
         assert entry.vendors
         assert entry.parameters
-        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *GROUPED, *OF_WEIGHTS)
+        others = ("triton-block-fp8", *WEIGHTS, *BYTES, *MX_PRODUCTS, *GROUPED, *OF_WEIGHTS)
         assert "bf16" in entry.input_types or entry.name in others
     assert len({entry.description for entry in entries.values()}) == len(entries)
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dtypes import ACTIVATION_TYPES, COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, is_fp8
+from backends.dtypes import ACTIVATION_TYPES, COMPUTE_FOR, COMPUTE_TYPES, DTYPES, FP4, OUTPUTS_FOR, is_fp8
 from backends.errors import InvalidProblem
 from backends.grouping import NAMED
 from backends.problem import OPTIONAL, GemmProblem, from_blas, from_bmm, from_linear, from_mm, with_scalars
@@ -86,7 +86,18 @@ def calls(draw: st.DrawFn, largest: int = 40) -> dict[str, Any]:
         call["scale_a"], call["scale_b"] = (draw(st.sampled_from(SCALES)) for _ in range(2))
         call["scale_d"] = draw(st.sampled_from(("none", "tensor")))
         call["scale_dtype"] = draw(st.sampled_from(SCALE_DTYPES))
-    return call
+    return call if kind != FP4 else call | _mxfp4(call)
+
+
+def _mxfp4(call: dict[str, Any]) -> dict[str, Any]:
+    """What a call of two MXFP4 operands must have."""
+    k = 32 * (1 + call["k"] % 3)
+    m, n = call["m"], call["n"]
+    return {
+        "k": k, "batch": 1, "trans_a": "N", "trans_b": "T", "lda": k + 2 * (call["lda"] % 3),
+        "ldb": k + 2 * (call["ldb"] % 3), "ldd": n + call["ldd"] % 5, "stride_d": (n + 5) * m,
+        "scale_a": "block_1x32", "scale_b": "block_1x32", "scale_d": "none", "scale_dtype": "fp8_e8m0",
+    }  # fmt: skip
 
 
 def problems(largest: int = 40) -> st.SearchStrategy[GemmProblem]:
@@ -402,9 +413,10 @@ def test_slug_and_epilogue_are_readable() -> None:
 
 
 def addresses(rows: int, columns: int, ld: int, stride: int, batch: int, kind: str) -> set[tuple[str, int]]:
-    """(format, offset) of each element that a column-major operand's batches touch."""
+    """(format, offset) of each element, or of each byte of two, that a column-major operand's batches
+    touch."""
     spots = itertools.product(range(batch), range(columns), range(rows))
-    return {(kind, t * stride + j * ld + i) for t, j, i in spots}
+    return {(kind, (t * stride + j * ld + i) // DTYPES[kind].packing) for t, j, i in spots}
 
 
 def bytes_of(touched: set[tuple[str, int]]) -> int:
@@ -434,7 +446,7 @@ def test_flops_and_bytes_are_counted(call: dict[str, Any], broadcast: tuple[bool
         length = call["m"] if call["bias_axis"] == "m" else call["n"]
         read += length * DTYPES[call["bias"]].storage.itemsize
     for scale, rows in ((p.scale_a, p.m), (p.scale_b, p.n)):
-        by_rows = dict.fromkeys(("block_1x128", "block_1x32", "block_1x64"), rows)
+        by_rows = {"block_1x128": rows, "block_1x32": rows * -(-p.k // 32), "block_1x64": rows}
         scales = {**by_rows, "block_128x128": 1}.get(scale, 0)  # sizes are below a block's
         read += scales * DTYPES[p.scale_dtype or "fp32"].storage.itemsize
     assert p.bytes_read == read
@@ -601,7 +613,7 @@ def test_inputs_are_of_one_type_except_8_bit_floats(build: Build, left: str, rig
     if left in FP8 and right in FP8:
         problem = build(**LEAST, dtype_a=left, dtype_b=right)
         assert problem.id != build(**LEAST, dtype_a=right, dtype_b=left).id
-    elif {left, right} & {"int8", "fp8_e4m3"} and {left, right} & set(ACTIVATION_TYPES):
+    elif {left, right} & {"int8", "fp8_e4m3", FP4} and {left, right} & set(ACTIVATION_TYPES):
         error = refusal(build, dtype_a=left, dtype_b=right)  # weights lack a layout, or a scale
         assert error.field in ("dtype_a", "dtype_b", "trans_a", "trans_b")
     else:

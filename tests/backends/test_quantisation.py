@@ -312,7 +312,7 @@ def test_bytes_count_half_a_byte_an_element() -> None:
         ({**MX, "scale_dtype": "bf16"}, "scale_dtype", "known: fp8_e8m0"),
         ({**MX, "zero_b": "eight"}, "zero_b", "fp4_e2m1 has a sign, and MXFP4 no zero point"),
         ({**MX, "zero_b": "float"}, "zero_b", "fp4_e2m1 has a sign, and MXFP4 no zero point"),
-        ({**MX, "dtype_a": "fp32"}, "dtype_b", "fp4_e2m1 is multiplied by rows of bf16 or fp16, not of fp32"),
+        ({**MX, "dtype_a": "fp32"}, "dtype_a", "int8, fp4_e2m1, fp8_e4m3 with bf16 or fp16"),
         ({**MX, "ldb": 257}, "ldb", "two elements of fp4_e2m1 share a byte"),
         ({"dtype_a": "fp32"}, "dtype_b", "dtype_b uint4: a weight matrix of uint4 is multiplied"),
         ({"dtype_a": "fp32", "dtype_b": "int8"}, "dtype_a", "only 8-bit floats may mix"),

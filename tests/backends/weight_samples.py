@@ -25,6 +25,12 @@ def mxfp4(m: int, n: int, k: int, **options: Any) -> GemmProblem:
     return weights(m, n, k, "fp4_e2m1", **{**options, "scale_b": "block_1x32", "scale_dtype": "fp8_e8m0"})
 
 
+def mx_product(m: int, n: int, k: int, **options: Any) -> GemmProblem:
+    """x[m,k] by w[n,k], both of MXFP4, to bf16."""
+    both = {"scale_a": "block_1x32", "scale_b": "block_1x32", "dtype_d": "bf16"}
+    return from_linear(m, n, k, "fp4_e2m1", **{**both, **options})
+
+
 #: Scales of weights of fp8.
 FP8_SCALES = (*SCALES, "block_128x128")
 

@@ -32,6 +32,7 @@ from benchmarks.sanitizer_pairs import (
     GROUPED_BYTES,
     GROUPED_WEIGHTS,
     LARGE,
+    MX_PRODUCTS,
     PACKED,
     PROBLEMS,
     QUANTISED,
@@ -71,7 +72,7 @@ def test_problems_are_of_every_kind() -> None:
     assert {one.bias_axis for one in PROBLEMS} == {None, "m", "n"}
     assert {one.alignment for one in PROBLEMS} == {2, 16}
     assert len(set(PROBLEMS)) == len(PROBLEMS)
-    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
+    every = (*PROBLEMS, *QUANTISED, *PACKED, *BYTES, *MX_PRODUCTS, *GROUPED, *GROUPED_BYTES, *GROUPED_WEIGHTS)
     for name in FAMILIES:
         least = 3 if isinstance(GPU_FAMILIES[name], FrameworkFamily) else 15
         assert sum(GPU_FAMILIES[name].supports(one) for one in every) >= least, name

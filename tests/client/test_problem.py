@@ -124,6 +124,12 @@ VALID = (
      "routing": [1, 0, 5], "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"}},
     {"m": 6, "n": 16, "k": 64, "dtype": "fp16", "dtype_b": "fp4_e2m1", "trans_b": True, "groups": 32,
      "scaling": {"b": "group_32"}},
+    {"m": 6, "n": 16, "k": 64, "dtype": "fp4_e2m1", "trans_b": True, "scaling": "block_1x32"},
+    {"m": 6, "n": 16, "k": 64, "dtype": "fp4_e2m1", "trans_b": True, "epilogue": "bias",
+     "scaling": {"a": "group_32", "b": "group_32", "dtype": "fp8_e8m0"}},
+    {"m": 6, "n": 16, "k": 64, "dtype": "fp4_e2m1", "dtype_d": "fp32", "trans_b": True, "lda": 66,
+     "beta": 0.5, "epilogue": {"activation": "gelu", "bias": True},
+     "scaling": {"a": "group_32", "b": "group_32"}},
 )  # fmt: skip
 
 

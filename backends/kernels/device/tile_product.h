@@ -13,7 +13,7 @@
 //
 // The family decides which tiles a block computes, over which part of k, and what happens to the sums:
 // tile_mma.h (one tile for each block, k split into slices), stream_k.h (as many blocks as run at once),
-// bytes_tile_mma.h (8-bit elements).
+// bytes_tile_mma.h (8-bit elements), mxfp4_tile_mma.h (two elements of 4 bits to a byte).
 #pragma once
 
 #include "device/epilogue.h"
@@ -33,8 +33,10 @@ struct MmaProducts {
     }
 };
 
-// Nothing happens before or after a tile along k is multiplied.
+// Nothing happens before or after a tile along k is multiplied. kMultiplies: whether multiply(step, a, b, sum) adds the
+// products of a step's fragments instead of PRODUCTS.
 struct NothingAround {
+    static constexpr bool kMultiplies = false;
     GEMMTUNE_DEVICE void before(int) {}
     GEMMTUNE_DEVICE void after() {}
 };
@@ -245,7 +247,9 @@ private:
                 if (step == 0) copy();
                 if (step == kSteps - 1) arrived(), next(from);
                 read((step + 1) % kSteps);  // after the last tile: reads a stale stage, unused
-                multiply(fragments[step % 2], sum);
+                if constexpr (AROUND::kMultiplies)
+                    around.multiply(step, fragments[step % 2].a, fragments[step % 2].b, sum);
+                else multiply(fragments[step % 2], sum);
             }
             around.after();
         }

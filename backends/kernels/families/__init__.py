@@ -30,6 +30,8 @@ from backends.kernels.families.grouped_ring import GroupedRing
 from backends.kernels.families.grouped_tile import GroupedTile
 from backends.kernels.families.grouped_wgmma import GroupedWgmma
 from backends.kernels.families.grouped_wmma import GroupedWmma
+from backends.kernels.families.mxfp4_mfma import Mxfp4Mfma
+from backends.kernels.families.mxfp4_tile_mma import Mxfp4TileMma
 from backends.kernels.families.naive import Naive
 from backends.kernels.families.packed_mma import PackedMma
 from backends.kernels.families.shared_tile import SharedTile
@@ -56,10 +58,10 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), BytesTileMma(), DequantMma(), DequantRing(), PackedMma(), DequantWgmma(),
-        DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(), DequantMfma(), DequantWmma(),
-        GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(), GroupedTile(), GroupedMfma(), GroupedWmma(),
-        GroupedDequantMfma(), GroupedDequantWmma(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(),
+        DequantWgmma(), DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(),
+        DequantMfma(), DequantWmma(), Mxfp4Mfma(), GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
+        GroupedTile(), GroupedMfma(), GroupedWmma(), GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
         DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
         Coalesced(), Naive(),

@@ -62,7 +62,7 @@ struct BytesTileMma {
 
 private:
     // A tile's own sums, which are added to those of the tiles before it.
-    struct Promoted {
+    struct Promoted : NothingAround {
         Sums own = {};
         Sums& all;
         const float *of_rows, *of_columns;  // kScaled: the scales of a warp's rows, and of a lane's first column

@@ -127,6 +127,10 @@ def parse_line(text: str, told: Told) -> GemmProblem:
     calls.check_expressible(family)
     if (family == BATCHED) != (batch is not None):
         raise BadLineError(f"{quote(table)} is of the {family} family, and the shape is not")
+    if family == calls.A4W4:
+        if said.strip(", "):
+            raise BadLineError(f"{quote(said.strip(', '))} is not understood: it may change the problem")
+        return calls.mxfp4(m, n, k)
     quantized = _QUANTIZED.fullmatch(said)
     if quantized is None and said.strip(", ") != ("dtype is bf16" if batch is not None else ""):
         raise BadLineError(f"{quote(said.strip(', '))} is not understood: it may change the problem")

@@ -9,17 +9,24 @@ and its operators default to it.
     a8w8             x and w of `q_dtype_w` (int8 before 2026), an fp32 scale per row of x and of w
     a8w8_blockscale  8-bit floats, an fp32 scale per 1 x 128 block of x and per 128 x 128 block of w
     bf16_batched     x[B,M,K] and w[B,N,K] in bf16
+    a4w4             both of e2m1, two to a byte with the even k in the low half, an e8m0 scale per 32
+                     elements of k of each row (MXFP4); no bias, which the tuner measures and neither tables
+                     nor the log say
 
 Weights that are shuffled in memory beforehand (bpreshuffle) are the same products: a8w8_bpreshuffle is that
 of a8w8, a8w8_blockscale_bpreshuffle that of a8w8_blockscale, and a row of bf16 says it in a column. The
-layout belongs to the kernel, whose parameters have it.
+layout belongs to the kernel, whose parameters have it. a4w4 has no table of its own for them: its operator
+and its tuner take weights and scales that are shuffled in memory, but for a kernel whose name says otherwise.
+NVFP4, which the same operator multiplies on gfx1250, is looked up in no table.
 
-Not expressible here, and so rejected row by row: 4-bit floats (a4w4), batched a8w8 (it has scales per row of
-each batch) and its mxscale form, the older table asm_a8w8, and scaleAB (scales per tensor or per row, of x or
-w or both: the column does not say which).
+Not expressible here, and so rejected row by row: batched a8w8 (it has scales per row of each batch) and its
+mxscale form, the older table asm_a8w8, and scaleAB (scales per tensor or per row, of x or w or both: the
+column does not say which).
 
-Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/batched_gemm_op_*.py,
-csrc/ck_gemm_a8w8*/, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu, aiter/utility/dtypes.py.
+Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/gemm_op_a4w4.py,
+aiter/ops/batched_gemm_op_*.py, csrc/ck_gemm_a8w8*/, csrc/ck_gemm_a4w4_blockscale/,
+aiter/utility/fp4_utils.py, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu,
+aiter/utility/dtypes.py.
 """
 
 from __future__ import annotations
@@ -28,8 +35,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from backends.dtypes import dtype
+from backends.dtypes import FP4, dtype
 from backends.problem import GemmProblem, from_bmm, from_linear
+from backends.quantisation import MX_SCALE
 from service.formats.tunableop.signature import BadLineError, quote
 
 BF16, A8W8, BLOCKSCALE, BATCHED = "bf16", "a8w8", "a8w8_blockscale", "bf16_batched"
@@ -38,7 +46,6 @@ SHUFFLED: Mapping[str, str] = {f"{family}_bpreshuffle": family for family in (A8
 A4W4, A8W8_BATCHED, MXSCALE, ASM = "a4w4", "a8w8_batched", "mxscale", "asm_a8w8"
 _NO_PROBLEM: Mapping[str, str] = {
     ASM: "asm_a8w8: whether a bias is added, and of which type, is not said",
-    A4W4: "a4w4: 4-bit floats are not supported",
     A8W8_BATCHED: "a8w8 in batches: it scales every batch apart, which no problem here does",
     MXSCALE: "mxscale: its scales and its layout are none that a problem here has",
 }
@@ -110,8 +117,7 @@ def family_of(kernel: str, named: str | None) -> str:
     BadLineError if neither says it or they contradict each other."""
     lower = kernel.lower()
     said = next((family for start, family in _KERNELS if lower.startswith(start)), None)
-    if "f4gemm" in lower or named == A4W4:
-        return A4W4
+    said = A4W4 if "f4gemm" in lower else said
     plain = SHUFFLED.get(named or "", named)
     if said is None and named is None:
         raise BadLineError(
@@ -121,6 +127,8 @@ def family_of(kernel: str, named: str | None) -> str:
     if said is not None and plain is not None and said != plain:
         raise BadLineError(f"its kernel is one of {said}, but the file's name says {named}")
     family = said or plain or ""
+    if family == A4W4:
+        return A4W4
     if "preshuf" not in lower and named not in SHUFFLED:
         return family
     check_expressible(family)
@@ -133,6 +141,18 @@ def check_expressible(family: str) -> None:
     """Raises BadLineError for a family whose calls no problem here can express."""
     if family in _NO_PROBLEM:
         raise BadLineError(_NO_PROBLEM[family])
+
+
+def takes_shuffled(family: str, kernel: str) -> bool:
+    """Whether a kernel of the family takes weights that were shuffled in memory. a4w4's do unless their name
+    has noBpreShuffle."""
+    return family in SHUFFLED or (family == A4W4 and "nobpreshuffle" not in kernel.lower())
+
+
+def library_of(family: str, kernel: str) -> str:
+    """The libtype of a row whose table has no such column: CK's, but for the mangled names of a4w4, by which
+    the operator tells assembler's kernels."""
+    return "asm" if family == A4W4 and "_ZN" in kernel else "ck"
 
 
 def flag(text: str, name: str) -> bool:
@@ -212,6 +232,12 @@ def blockwise(m: int, n: int, k: int, kind: str) -> GemmProblem:
     if not kind.startswith("fp8_e4m3"):
         raise BadLineError(f"q_dtype_w is {kind}: a8w8_blockscale multiplies 8-bit floats")
     return from_linear(m, n, k, kind, dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128")
+
+
+@lru_cache(maxsize=4096)
+def mxfp4(m: int, n: int, k: int) -> GemmProblem:
+    """The a4w4 family's call."""
+    return from_linear(m, n, k, FP4, dtype_d="bf16", scale_a=MX_SCALE, scale_b=MX_SCALE)
 
 
 @lru_cache(maxsize=4096)

@@ -12,14 +12,16 @@ families:
 - the kernel's name or the file's says which of them a row is of. The 8-bit float is that of the arch, which
   for a table that does not say it is that of the import's device; without both, give the dtype;
 - weights shuffled in memory (bpreshuffle) are the same products; the kernel's parameters have the layout;
-- 4-bit floats (a4w4), a8w8 in batches and scaleAB, which does not say what is scaled how, are no problems
-  here: their rows are rejected.
+- a4w4 multiplies MXFP4 by MXFP4; its weights and scales are shuffled in memory, too;
+- a8w8 in batches and scaleAB, which does not say what is scaled how, are no problems here: their rows are
+  rejected.
 
 Of a tuned row:
 
 - libtype hipblaslt and rocblas name a solution by the library's own index; of which build is not said;
 - torch is F.linear, the framework's own call and its default. Any other (asm, triton, flydsl, opus,
-  skinny, ck, cktile) is a kernel of AITER's, of family aiter-<libtype>, kept as the row names it;
+  skinny, ck, cktile) is a kernel of AITER's, of family aiter-<libtype>, kept as the row names it. Tables
+  without the column are of ck, and of a4w4 also of asm, whose kernels have mangled names;
 - us is microseconds a call; -1 and inf are the tuner's marks of a kernel that failed;
 - AITER drops a row that stands twice and loads no file with two different rows of one key. (Merging files it
   keeps the one of the lowest time, writes the files anew, and stops.) So the first row stands here.
@@ -44,7 +46,7 @@ from typing import ClassVar
 
 from backends.errors import InvalidProblem
 from backends.solution import Solution
-from service.formats.aiter.problem import BF16, named_family
+from service.formats.aiter.problem import BF16, library_of, named_family
 from service.formats.aiter.table import Table, header_cells, kind_of
 from service.formats.aiter.writer import EXAMPLE, KERNEL_NAME, Sheet
 from service.formats.core.base import (
@@ -202,7 +204,9 @@ class _Rows:
             )
         problem = call.problem(*sizes)
         solution = _solution(
-            table.cell(cells, "libtype") if "libtype" in table.at else "ck",
+            table.cell(cells, "libtype")
+            if "libtype" in table.at
+            else library_of(call.family, table.cell(cells, "kernelName")),
             "solidx" if "solidx" in table.at else "kernelId",
             table.cell(cells, "solidx") or table.cell(cells, "kernelId"),
             table.cell(cells, "splitK"),

@@ -4,7 +4,8 @@ A table starts with a header; no cell is quoted. Tuned tables have the columns o
 device, and the tuner's result:
 
     M,N,K,bias,dtype,outdtype,scaleAB[,bpreshuffle]      bf16 (bpreshuffle from 2025-11)
-    M,N,K[,q_dtype_w]                                    a8w8, blockscale, bpreshuffle, a4w4
+    M,N,K[,q_dtype_w]                                    a8w8, blockscale, bpreshuffle
+    M,N,K                                                a4w4
     B,M,N,K                                              batches; b,m,n,k for mxscale
     [gfx,]cu_num                                         the device (cu_num from 2025-05, gfx from 2026-04)
     [libtype,]solidx|kernelId[,splitK],us|soltimes[,kernelName][,err_ratio|errRatio][,tflops,bw]
@@ -24,6 +25,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from backends.dtypes import FP4
 from backends.problem import GemmProblem
 from service.formats.aiter import problem as calls
 from service.formats.aiter.problem import A8W8, A8W8_BATCHED, BATCHED, BLOCKSCALE, Told
@@ -206,13 +208,17 @@ class Table:
         calls.check_expressible(family)
         if family == BATCHED:
             return Call(told, family, "bf16", calls.batched, _device(told))
-        quantized = self.cell(cells, "q_dtype_w")
+        quantized, kernel = self.cell(cells, "q_dtype_w"), self.cell(cells, "kernelName")
+        shuffled = calls.takes_shuffled(family, kernel)
+        if family == calls.A4W4:
+            if quantized:
+                raise BadLineError(f"q_dtype_w {quote(quantized)}: tables of a4w4 have no such column")
+            return Call(told, family, FP4, calls.mxfp4, _device(told), shuffled=shuffled)
         if "q_dtype_w" in self.at:
             kind = told.type(quantized, "q_dtype_w")
         else:  # without the column, a8w8 was int8 only
             kind = "int8" if family == A8W8 else told.fp8
         after = f",{quantized}" if quantized else ""
-        shuffled = family in calls.SHUFFLED
         return Call(told, family, kind, calls.call_of(family, kind), _device(told), after, shuffled)
 
     def _bf16(self, cells: list[str], told: Told) -> Call:

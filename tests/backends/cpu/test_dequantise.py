@@ -7,7 +7,7 @@ import pytest
 from backends.cache import BinaryCache
 from backends.cpu.backend import CpuBackend
 from backends.problem import GemmProblem
-from tests.backends.weight_samples import fp8, mxfp4, weights
+from tests.backends.weight_samples import fp8, mx_product, mxfp4, weights
 from tuners.inputs import cases
 from tuners.verify import Verifier
 
@@ -18,6 +18,9 @@ from tuners.verify import Verifier
         weights(5, 72, 512, zero_b="uint4", bias="bf16"), weights(3, 72, 512, "int8", scale_b="outer"),
         fp8(5, 300, 512, scale_b="block_128x128", scale_dtype="fp32"),
         fp8(3, 72, 512, dtype_a="fp16", scale_b="tensor", activation="silu"), mxfp4(3, 72, 512),
+        mx_product(3, 72, 512),
+        mx_product(5, 33, 96, dtype_d="fp16", bias="fp16", activation="silu", lda=100),
+        mx_product(2, 40, 1056, dtype_d="fp32", alpha=2.0, beta=1.0),
     ],
     ids=lambda p: f"{p.dtype_a} {p.scale_a}",
 )  # fmt: skip

@@ -32,7 +32,7 @@ from backends.toolchains.emulator import Emulator
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.gpu.null_device import emulated
-from tests.backends.weight_samples import FP8_SCALES, KINDS, SCALES, fp8, mxfp4, weights
+from tests.backends.weight_samples import FP8_SCALES, KINDS, SCALES, fp8, mx_product, mxfp4, weights
 from tuners import inputs as tuners_inputs
 from tuners.inputs import Case, operand_distribution, ragged
 from tuners.reference import error_bound, make_reference
@@ -151,7 +151,7 @@ def test_every_variant_compiles(arch: str, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_every_pair_of_types_compiles(arch: str, tmp_path: Path) -> None:
-    for pair in [*PAIRS, *((kind, "bf16") for kind in WEIGHT_TYPES)]:
+    for pair in [*PAIRS, ("fp4_e2m1", "fp4_e2m1"), *((kind, "bf16") for kind in WEIGHT_TYPES)]:
         compiles(arch, of_types(*pair), tmp_path)
 
 
@@ -525,6 +525,18 @@ def test_the_reference_is_numpys_for_mxfp4(
 ) -> None:
     agrees(reference, device, monkeypatch, mxfp4(3, 136, 384, ldb=392))
     agrees(reference, device, monkeypatch, mxfp4(1, 7, 96, dtype_a="fp16", bias="fp16", beta=1.0), "integers")
+
+
+def test_the_reference_is_numpys_for_products_of_mxfp4(
+    reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agrees(reference, device, monkeypatch, mx_product(3, 136, 384, lda=392, ldb=416))
+    agrees(
+        reference, device, monkeypatch, mx_product(5, 7, 96, dtype_d="fp16", bias="fp16", beta=1.0), "uniform"
+    )
+    agrees(
+        reference, device, monkeypatch, mx_product(70, 9, 160, dtype_d="fp32", activation="gelu"), "integers"
+    )
 
 
 def test_scales_of_powers_of_two_are_the_hosts(reference: GpuReference, device: Any) -> None:

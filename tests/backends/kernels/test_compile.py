@@ -26,7 +26,7 @@ from tests.backends.kernels.emulator.host import H200, source
 from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
 from tests.backends.kernels.samples import SM_90, every_value, legal_values
-from tests.backends.weight_samples import fp8, mxfp4, weights
+from tests.backends.weight_samples import fp8, mx_product, mxfp4, weights
 
 #: Of more legal configurations some hundreds are drawn.
 MANY = 10_000
@@ -65,6 +65,8 @@ BYTES = (
 )
 #: And of many columns.
 MANY_BYTES = (replace(BYTES[0], n=300), replace(BYTES[1], n=300), replace(BYTES[2], n=300))
+#: Both operands of MXFP4: lines of scales that are whole words, and others.
+MX_PRODUCTS = (mx_product(300, 4096, 4096), mx_product(300, 1288, 2880, dtype_d="fp32"))
 #: Of groups.
 GROUPED = from_linear(64, 1536, 2048, "bf16", groups=8, routing="uniform")
 GROUPED_BYTES = tuple(
@@ -110,7 +112,7 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
         *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
         ("grouped-mfma", 64), ("grouped-wmma", 32), ("grouped-dequant-mfma", 64),
         ("grouped-dequant-wmma", 32), ("dequant-mfma", 64), ("dequant-wmma", 32), ("tile-mfma", 64),
-        ("tile-wmma", 32),
+        ("tile-wmma", 32), ("mxfp4-mfma", 64),
         ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64),
     ],
 )  # fmt: skip
@@ -142,6 +144,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         **dict.fromkeys(("dequant-mfma", "dequant-wmma"), (*QUANTISED[1:], PLAIN_INTEGERS)),
         "bytes-ring": BYTES,
         "bytes-tile-mma": MANY_BYTES,
+        **dict.fromkeys(("mxfp4-tile-mma", "mxfp4-mfma"), MX_PRODUCTS),
         **dict.fromkeys(DEQUANTISED, (GROUPED_WEIGHTS, GROUPED_INTEGERS)),
         **dict.fromkeys(("grouped-mfma", "grouped-wmma"), (GROUPED,)),
         **dict.fromkeys(GROUPED_FAMILIES, (GROUPED, *GROUPED_BYTES, GROUPED_WEIGHTS)),
@@ -187,6 +190,7 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("bytes-ring", BYTES[2], {"splits": 2}),
     ("bytes-tile-mma", MANY_BYTES[0], {"splits": 2}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 2}),
     ("bytes-tile-mma", MANY_BYTES[2], {"splits": 2}),
+    ("mxfp4-tile-mma", MX_PRODUCTS[0], {"splits": 2}), ("mxfp4-tile-mma", MX_PRODUCTS[1], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("dequant-tile-mma", MANY_COLUMNS[0], {"splits": 2}),
     ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
@@ -217,6 +221,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("bytes-ring", BYTES[2], {"splits": 1}),
     ("bytes-tile-mma", MANY_BYTES[0], {"splits": 1}), ("bytes-tile-mma", MANY_BYTES[1], {"splits": 1}),
     ("bytes-tile-mma", MANY_BYTES[2], {"splits": 1}),
+    ("mxfp4-tile-mma", MX_PRODUCTS[0], {"splits": 1}), ("mxfp4-tile-mma", MX_PRODUCTS[1], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
     ("skinny-short", from_linear(3, 1000, 777, "bf16"), {"unroll": 2}),
 )  # fmt: skip

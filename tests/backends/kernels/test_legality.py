@@ -29,12 +29,13 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
-#: Families of quantised weights, of 8-bit operands and of groups.
+#: Families of quantised weights, of 8-bit operands, of MXFP4 on both sides and of groups.
 WEIGHTS = {"dequant-mma", "dequant-ring", "packed-mma",
            "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
            "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma",
            "grouped-tile", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
-           "dequant-mfma", "dequant-wmma", "bytes-tile-mma"}  # fmt: skip
+           "dequant-mfma", "dequant-wmma", "bytes-tile-mma", "mxfp4-tile-mma",
+           "mxfp4-mfma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
@@ -378,6 +379,8 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
          {"bytes-ring", "tile-wgmma"}),
         (from_linear(65, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
          {"bytes-tile-mma", "tile-wgmma"}),
+        (from_linear(65, 4096, 4096, "fp4_e2m1", scale_a="block_1x32", scale_b="block_1x32"),
+         {"mxfp4-tile-mma"}),
     ],
 )  # fmt: skip
 def test_families_are_listed_where_they_make_sense(problem: GemmProblem, names: set[str]) -> None:

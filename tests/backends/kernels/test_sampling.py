@@ -22,7 +22,9 @@ BUILT = replace(HOPPER, libraries={"triton": "3.6.0"})
 
 #: Families of AMD's instructions alone, and an architecture that has them.
 ON_AMD = {
-    **dict.fromkeys(("tile-mfma", "grouped-mfma", "grouped-dequant-mfma", "dequant-mfma"), "gfx942"),
+    **dict.fromkeys(
+        ("tile-mfma", "grouped-mfma", "grouped-dequant-mfma", "dequant-mfma", "mxfp4-mfma"), "gfx942"
+    ),
     **dict.fromkeys(("tile-wmma", "grouped-wmma", "grouped-dequant-wmma", "dequant-wmma"), "gfx1201"),
 }
 
@@ -30,7 +32,10 @@ ON_AMD = {
 def test_problems_are_of_every_kind() -> None:
     found = problems()
     assert len(found) == len(set(found))
-    plain = [p for p in found if not p.weight_only and not p.groups]
+    plain = [p for p in found if not p.weight_only and not p.groups and not p.mx_product]
+    both = [p for p in found if p.mx_product]
+    assert {p.k % 128 == 0 for p in both} == {True, False}
+    assert {p.dtype_d for p in both} == {"bf16", "fp32"}
     kinds = {(p.dtype_a, p.compute) for p in plain}
     grouped = {p.dtype_a for p in found if p.groups and not p.weight_only}
     assert grouped == {"bf16", "fp16", "fp8_e4m3", "fp8_e4m3_fnuz"}

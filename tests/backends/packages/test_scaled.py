@@ -32,6 +32,8 @@ VERDICT: dict[str, Any] = {
         ("bytes-ring", "sm_90", from_linear(5, 48, 512, "int8", beta=0.5, **NARROW)),
         ("bytes-tile-mma", "sm_89", from_linear(300, 272, 512, "int8", beta=0.5, **NARROW)),
         ("tile-wgmma", "sm_90", from_linear(300, 272, 512, "int8", beta=0.5, **NARROW)),
+        ("mxfp4-tile-mma", "sm_80", from_linear(300, 272, 512, "fp4_e2m1", beta=0.5, bias="bf16",
+                                                scale_a="block_1x32", scale_b="block_1x32")),
         ("tile-mfma", "gfx942", from_linear(300, 272, 512, "int8", beta=0.5, **NARROW)),
         ("bytes-ring", "sm_90", from_linear(5, 48, 512, "fp8_e4m3", beta=0.5, dtype_d="bf16", bias="bf16",
                                             activation="silu", **ROWS)),

@@ -13,6 +13,7 @@ from backends.problem import GemmProblem, from_bmm, from_linear
 from service.formats import READERS, Entry, Imported, ReadOptions, Rejected
 from service.formats.aiter.log import AiterLog
 from service.formats.core import reading
+from tests.backends.weight_samples import mx_product
 
 READER = AiterLog()
 WHERE = "/tmp/aiter_configs"
@@ -91,6 +92,9 @@ def test_a_miss_of_the_bf16_family() -> None:
          from_linear(8192, 1024, 3072, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="outer")),
         (changed((", q_dtype_w:torch.int8", ""), line=ROWS),
          from_linear(8192, 1024, 3072, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer")),
+        (f"{SHAPE}, not found tuned config in CKGEMM or asmGEMM, {END}", mx_product(8192, 1024, 3072)),
+        (f"{SHAPE}, not found tuned config in /x/a4w4_blockscale_tuned_gemm.csv, {END}",
+         mx_product(8192, 1024, 3072)),
         (f"{BATCH} dtype is bf16, not found tuned config in CKGEMM, {END}",
          from_bmm(16, 1, 1280, 8192, "bf16", trans_b="T")),
     ],
@@ -173,8 +177,8 @@ def test_more_lines_than_are_remembered() -> None:
         (f"{SHAPE}, not found tuned config in /x/tuned_fmoe.csv, {END}", "does not say of which operator"),
         (f"{SHAPE}, not found tuned config in CKGEMM, {END}", "several operators name their tables so"),
         (f"{SHAPE}, not found tuned config in ASMGEMM, {END}", "whether a bias is added"),
-        (f"{SHAPE}, not found tuned config in CKGEMM or asmGEMM, {END}", "4-bit floats"),
-        (f"{SHAPE}, not found tuned config in /x/a4w4_blockscale_tuned_gemm.csv, {END}", "4-bit floats"),
+        (f"{SHAPE}, q_dtype_w:torch.int8, not found tuned config in /x/a4w4_tuned_gemm.csv, {END}",
+         "is not understood: it may change the problem"),
         (f"{SHAPE}, not found tuned config in a8w8_blockscale_bpreshuffle.csv, {END}", "or the dtype"),
         (f"{SHAPE}, q_dtype_w:torch.bool, not found tuned config in a8w8_tuned.csv, {END}",
          "q_dtype_w 'torch.bool' is not supported"),

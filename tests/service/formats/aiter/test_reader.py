@@ -14,6 +14,7 @@ from service.formats.aiter.problem import family_of, named_family
 from service.formats.aiter.reader import Aiter, AiterUntuned
 from service.formats.core import base, reading
 from service.formats.tunableop.signature import BadLineError
+from tests.backends.weight_samples import mx_product
 
 TUNED, UNTUNED = Aiter(), AiterUntuned()
 FORMATS: dict[str, base.Format] = {TUNED.name: TUNED, UNTUNED.name: UNTUNED}
@@ -321,6 +322,54 @@ def test_an_8_bit_float_that_nothing_says_is_told() -> None:
     assert one(PLAIN, fnuz, dtype="fp8_e4m3")[0].dtype_a == "fp8_e4m3_fnuz"
 
 
+F4GEMM = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"
+#: As the tables of a4w4 are.
+A4W4 = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+A4W4_TABLE = "dsv3_a4w4_blockscale_tuned_gemm.csv"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "file_name", "family", "shuffled"),
+    [
+        (F4GEMM, "", "aiter-asm", True), (F4GEMM, A4W4_TABLE, "aiter-asm", True),
+        (F4GEMM.replace("41", "44").replace("_Bpre", "_noBpre"), "", "aiter-asm", False),
+        ("a4w4_blockscale_256x256x128_intrawave_v3", "", "aiter-ck", True),
+        ("a4w4_blockscale_256x256x128_intrawave_v3", A4W4_TABLE, "aiter-ck", True),
+        ("", A4W4_TABLE, "aiter-ck", True),
+    ],
+)  # fmt: skip
+def test_a4w4_multiplies_mxfp4_by_mxfp4(kernel: str, file_name: str, family: str, shuffled: bool) -> None:
+    """In bf16, without a bias; assembler's kernels have mangled names, and whether their weights are
+    shuffled in memory is another kernel of the same product."""
+    row = f"gfx950,256,1,7168,4608,21,0,9.8118,{kernel},6.73,1684.88,0.0"
+    found, claim = one(A4W4, row, file_name=file_name)
+    assert found == mx_product(1, 7168, 4608)
+    assert (found.dtype_d, found.bias, found.scale_dtype) == ("bf16", None, "fp8_e8m0")
+    assert claim is not None
+    assert claim.solution is not None
+    assert claim.solution.family == family
+    wanted = {"kernelId": 21, "splitK": 0, "kernelName": kernel} | ({"bpreshuffle": True} if shuffled else {})
+    assert dict(claim.solution.parameters) == wanted
+    assert (claim.arch, claim.units) == ("gfx950", 256)
+
+
+def test_a4w4_of_other_tables_contradicts_them() -> None:
+    row = f"gfx950,256,1,7168,4608,21,0,9.8118,{F4GEMM},6.73,1684.88,0.0"
+    assert "is one of a4w4, but the file's name says a8w8" in reason(
+        A4W4, row, file_name="a8w8_tuned_gemm.csv"
+    )
+    rowwise = f"gfx950,256,1,7168,4608,21,0,9.8118,{ROWWISE},6.73,1684.88,0.0"
+    assert "is one of a8w8, but the file's name says a4w4" in reason(A4W4, rowwise, file_name=A4W4_TABLE)
+
+
+def test_untuned_shapes_of_a4w4() -> None:
+    text = "M,N,K\n1, 16384, 53248\n"
+    imported = read(text, "aiter-untuned", file_name="a4w4_blockscale_untuned_gemm.csv")
+    assert [item.problem for item in imported.problems] == [mx_product(1, 16384, 53248)]
+    assert not imported.claims
+    assert not imported.rejected
+
+
 @pytest.mark.parametrize(
     ("header", "row", "why"),
     [
@@ -328,9 +377,12 @@ def test_an_8_bit_float_that_nothing_says_is_told() -> None:
         (BF16, changed(scaleAB="True"), "scaleAB: which operands are scaled"),
         (PLAIN, "gfx950,256,1,16,4096,asm,6,7,6.1,_ZN5aiter42fp8gemm_bf16_BpreShuffle_32x128E,1,2,0",
          "does not say of which operator it is"),
-        (PLAIN, "gfx950,256,1,16,4096,asm,6,7,6.1,_ZN5aiter41f4gemm_per1x32Fp4_BpreShuffle_32x128E,1,2,0",
-         "4-bit floats are not supported"),
-        (PLAIN, "gfx950,256,1,16,4096,ck,6,7,6.1,a4w4_blockscale_256x64,1,2,0", "4-bit floats"),
+        (PLAIN, f"gfx950,256,1,16,4100,asm,6,7,6.1,{F4GEMM},1,2,0",
+         "k 4100 is no multiple of the scale's group"),
+        ("cu_num,B,M,N,K,kernelId,splitK,us,kernelName", f"256,16,1,16,4096,6,7,6.1,{F4GEMM}",
+         "a4w4 is no family of tables with B,M,N,K"),
+        ("M,N,K,q_dtype_w,kernelId,us,kernelName", f"1,16,4096,torch.int8,1,6.1,{F4GEMM}",
+         "tables of a4w4 have no such column"),
         ("cu_num,B,M,N,K,kernelId,splitK,us,kernelName", "304,16,1,16,4096,6,7,6.1,a8w8_batched_rowwise_x",
          "it scales every batch apart"),
         ("cu_num,B,M,N,K,kernelId,splitK,us,kernelName", f"304,16,1,16,4096,6,7,6.1,{ROWWISE}",
@@ -415,7 +467,7 @@ def test_untuned_rows_that_say_too_little() -> None:
     assert "or the dtype" in reason(
         "M,N,K", "1,2,3", "aiter-untuned", file_name="a8w8_blockscale_untuned_gemm.csv"
     )
-    assert "4-bit floats" in reason("M,N,K", "1,2,3", "aiter-untuned", file_name="a4w4_untuned.csv")
+    assert "no multiple of" in reason("M,N,K", "1,2,3", "aiter-untuned", file_name="a4w4_untuned.csv")
     assert "a8w8 multiplies int8 or 8-bit floats" in reason(
         "M,N,K,q_dtype_w", "1,2,3,torch.bfloat16", "aiter-untuned", file_name="a8w8_untuned_gemm.csv"
     )

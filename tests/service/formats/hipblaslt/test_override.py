@@ -663,7 +663,11 @@ def test_no_other_build_uses_the_file_and_no_other_era_its_rows() -> None:
 
 @pytest.mark.parametrize("target", [ROCM_6, ROCM_7])
 @given(
-    pool=st.lists(problems() | problems().map(lambda p: from_blas(**_call(p))), min_size=1, max_size=12),
+    pool=st.lists(
+        problems() | problems().filter(lambda p: not p.mx_product).map(lambda p: from_blas(**_call(p))),
+        min_size=1,
+        max_size=12,
+    ),
     counts=st.lists(st.integers(0, 3), min_size=12, max_size=12),
 )
 def test_whatever_is_written_is_found_and_read_back(
