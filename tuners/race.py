@@ -153,8 +153,8 @@ class Race:
         return len(self.times[self.baseline])
 
     def longest(self) -> float:
-        """Seconds that the entrants' samples of a round take, each as long as its longest so far; 0 before there
-        is one."""
+        """Seconds that the entrants' samples of a round take, each as long as its longest so far; 0 before
+        there is one."""
         return sum(self._lengths.get(name, 0.0) for name in self.times)
 
     @property

@@ -380,8 +380,8 @@ def test_the_last_rounds_of_a_decision_may_overrun(overruns: bool) -> None:
 
 
 def test_a_round_without_those_that_left_still_fits() -> None:
-    """A finalist is shown to be slower after eight rounds of nine. The last round is shorter without it: it fits
-    where one of all would not. (The device is slower in the final than it was in the screening.)"""
+    """A finalist is shown to be slower after eight rounds of nine. The last round is shorter without it: it
+    fits where one of all would not. (The device is slower in the final than it was in the screening.)"""
     names = [f"c{i}" for i in range(10)]
     runner = RecordedRunner([0.012] * 40 + [0.02] * 4000, speed={**dict.fromkeys(names, 0.56), "c0": 0.5})
     race = replace(RaceOptions(), narrow_after=100, grace=0.0, last_grace=0.0, confirm_share=0.0)
