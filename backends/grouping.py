@@ -151,7 +151,8 @@ def _check_activation(p: ProblemFields) -> None:
         )
     if p.m % 2:
         raise InvalidProblem(
-            f"activation {SWIGLU}: half of the {p.m} rows of weights are the gate's; their number must be even",
+            f"activation {SWIGLU}: half of the {p.m} rows of weights are the gate's, so their number must "
+            "be even",
             "activation",
         )
 

@@ -9,9 +9,9 @@ last, random ones) are compared in full and, for epilogues without an activation
 Bound of an element: |out - ref| <= c u_acc sqrt(k) |alpha| ||a_i|| ||b_j|| + u_out |ref|, where u are unit
 roundoffs. The first term is the statistical error growth of a sum of k products (Higham, Accuracy and
 Stability, 2nd ed., 3.1) with Cauchy-Schwarz norms and c = 4; the second is the rounding to the output type,
-with one more rounding before each epilogue step that is not fused. Of swiglu, silu(gate) * up, both factors
-may be rounded to the output type before, and silu once more, as by a framework's operations. error_bound() holds these constants; a
-device's own reference uses the same.
+with one more rounding before each epilogue step that is not fused. Of swiglu, silu(gate) * up, a framework
+rounds gate, up and silu(gate) to the output type, so the bound allows for these roundings too. error_bound()
+holds these constants; a device's own reference uses the same.
 """
 
 from __future__ import annotations

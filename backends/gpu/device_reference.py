@@ -189,7 +189,8 @@ class GpuReference:
         """Every element of D in float64 arithmetic, with its tolerance. Raises UnsupportedProblem."""
         p = problem
         if gated(p):
-            return self._compute_gated(p, operands, bound, expected, tolerance)
+            self._compute_gated(p, operands, bound, expected, tolerance)
+            return
         if p.groups:
             for group, start, end in spans_of(p):
                 self._compute_group(p, group, start, end, operands, bound, expected, tolerance)

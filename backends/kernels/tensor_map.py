@@ -52,9 +52,9 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
 
 
 def gated_map(product: OrientedGemm, lines: int) -> TensorMap:
-    """The tensor map of a grouped product's gated weights, A (gated_rows.h): k, the gate's and up's line, lines
-    of the gates of all groups. Boxes have `lines` lines of LINE_BYTES, of both halves in turn. The lines of
-    a group follow those of another at a multiple of a line's step."""
+    """The tensor map of a grouped product's gated weights, A (gated_rows.h). Its dimensions are k, the halves
+    (the gate's and up's), and the lines of all groups' gates. Boxes have `lines` lines of LINE_BYTES, of both
+    halves in turn. From group to group there must be a whole number of lines."""
     p, size = product.problem, product.element_bytes
     half, step = p.m // 2, product.line_bytes("a")
     between = p.stride_a // p.lda if p.groups > 1 else 0

@@ -98,7 +98,8 @@ def _check_activation(p: Mapping[str, Any]) -> None:
         )
     if p["m"] % 2:
         raise ProblemError(
-            f"activation swiglu: half of the {p['m']} rows of weights are the gate's; their number must be even",
+            f"activation swiglu: half of the {p['m']} rows of weights are the gate's, so their number must "
+            "be even",
             "activation",
         )
 

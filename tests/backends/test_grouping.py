@@ -46,7 +46,7 @@ FORMS = (
     {**W4, "dtype_b": "int4", "scaling": {"b": "group_128", "dtype": "fp32"}, "routing": "skewed"},
     BLOCKS, {**FP8, "scaling": "row"}, {**BLOCKS, "dtype_d": "fp32", "routing": [8] * 8},
     {**BLOCKS, "dtype": "fp8_e4m3_fnuz"},
-    *({**BASE, "epilogue": "swiglu", **more} for more in ({}, {"dtype_d": "fp32", "ldd": 56, "routing": "skewed"})),
+    {**BASE, "epilogue": "swiglu"}, {**BASE, "epilogue": "swiglu", "dtype_d": "fp32", "ldd": 56},
     BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
     {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
 )  # fmt: skip

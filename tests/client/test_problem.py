@@ -80,7 +80,8 @@ WEIGHTS = st.fixed_dictionaries(
         ),
     },
     optional={
-        "epilogue": st.sampled_from(["bias", "bias_relu", "swiglu"]), "dtype_d": st.sampled_from(["fp32", "bf16"]),
+        "epilogue": st.sampled_from(["bias", "bias_relu", "swiglu"]),
+        "dtype_d": st.sampled_from(["fp32", "bf16"]),
         "ldb": st.sampled_from([128, 129, 512]), "batch": st.sampled_from([1, 2]), "beta": st.just(1),
         "prepacked": st.sampled_from([True, True, True, False, None, 1, "yes"]),
         "groups": st.sampled_from([0, 2, 4]), "strides": _optional(b=st.sampled_from([4096, 4097, 8192])),

@@ -1,5 +1,5 @@
-"""Grouped products with swiglu in the cases, the reference and the verifier, on the host and by a device's own
-kernels; planted mistakes; the CPU's loops."""
+"""Grouped products with swiglu in the cases, the reference and the verifier, on the host and by a device's
+own kernels; planted mistakes; the CPU's loops."""
 
 from __future__ import annotations
 

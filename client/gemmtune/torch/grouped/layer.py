@@ -64,8 +64,8 @@ def moe(
     products are grouped_mm_w4a16(): where no row of a table serves one it dequantises the weights of all
     experts. There are no gradients of weights of 8 and 4 bits.
 
-    Of 16-bit weights with silu, without gate_up_bias and not interleaved, the first product and the activation are
-    grouped_mm(activation="swiglu"): one launch where a row of the table in use is of such a product.
+    The first product of 16-bit weights has silu in it, without gate_up_bias and not interleaved: it is
+    grouped_mm(activation="swiglu"), one launch where the table in use has a row of such a product.
 
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
     one launch each; elsewhere they are torch's operations. Both give the products the same rows. A few tokens

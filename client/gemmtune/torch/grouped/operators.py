@@ -5,8 +5,8 @@ the next larger M's that is at most twice as large, with rows behind the input t
 launch reads the groups' ends on the device, whatever they are. Otherwise, and without a table, torch
 computes.
 
-A product with an activation that no row of such products serves is the product without, by a row or torch, and
-then the activation."""
+Where no row serves a product with its activation, the product without runs, by a row or torch, and then the
+activation."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def checked(x: Any, weight: Any, offsets: Any, activation: str = "none") -> None
         raise GroupError(f"activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
     if activation == "swiglu" and weight.dim() == 3 and weight.shape[1] % 2:
         raise GroupError(
-            f"activation swiglu: half of the {weight.shape[1]} rows of weights are the gate's; their number "
-            "must be even"
+            f"activation swiglu: half of the {weight.shape[1]} rows of weights are the gate's, so their "
+            "number must be even"
         )
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2] or x.dtype is not weight.dtype:
         raise GroupError(
@@ -172,10 +172,10 @@ def grouped_mm(x: Any, weight: Any, offs: Any, activation: str = "none") -> Any:
     call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError,
     also for wrong ends on a CPU.
 
-    activation "swiglu": D[m, n / 2] = silu(y[:, : n / 2]) * y[:, n / 2 :] of the product y, as the first product
-    of an expert has it, where weight has the gate's rows first. By a row, y is never rounded; else the product
-    (by a row of products without activation, or torch) is rounded to x's type before. Where x or weight needs
-    a gradient, the activation is torch's operations behind the product."""
+    activation "swiglu": D[m, n / 2] = silu(y[:, : n / 2]) * y[:, n / 2 :] of the product y, as the first
+    product of an expert has it; the gate's rows of weight come first. A row of such a product never rounds y.
+    Otherwise y is computed as without an activation, and so rounded to x's type. Where x or weight needs a
+    gradient, the activation is torch's operations."""
     if activation == "swiglu" and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         checked(x, weight, offs, activation)
         return silu_mul(OPERATOR(x, weight, offs))

@@ -1,5 +1,5 @@
-"""gemmtune.torch.grouped_mm with swiglu, and moe(), by rows of emulated kernels and without; recorded, compiled,
-differentiated, and what is refused."""
+"""gemmtune.torch.grouped_mm with swiglu, and moe(), by rows of emulated kernels and without; recorded,
+compiled, differentiated, and what is refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_it_compiles_and_differentiates(table: Table) -> None:
     x, w, offs = operands(counts)
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
         compiled = torch.compile(
-            lambda *given: grouped_mm(*given, activation="swiglu"), backend=aot_eager, fullgraph=True
+            lambda x, w, offs: grouped_mm(x, w, offs, activation="swiglu"), backend=aot_eager, fullgraph=True
         )
         out = compiled(x, w, offs)
     assert tally(count) == (1, 0)
