@@ -19,7 +19,7 @@ from gemmtune.torch.grouped.products import ACTIVATIONS, GroupedProduct, by_torc
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
-from gemmtune.torch.watch import WATCHERS, tell
+from gemmtune.torch.watch import WATCHERS, tell, tell_lacking
 
 #: Rows that an input may always be padded to: their time is that of reading the weights.
 _ALWAYS_PADDED = 64
@@ -83,11 +83,13 @@ def _run(x: Any, weight: Any, offsets: Any, activation: str = "none") -> Any:
     check_ends(offsets, product.m)
     if served is not None and (found := run_grouped(served, product, x, weight, offsets)) is not None:
         return found
-    if WATCHERS:
-        tell(product, None, kind)
     if activation != "none":
+        if WATCHERS:
+            tell_lacking(product, kind)
         found = _run(x, weight, offsets)
         return glue.activation(found, offsets)[0] if glue.runs(found) else silu_mul(found)
+    if WATCHERS:
+        tell(product, None, kind)
     with inside():
         return by_torch(x, weight, offsets)
 
