@@ -81,12 +81,13 @@ def tuned_over_http(server: str, problem: dict[str, Any]) -> None:
 
 
 def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
-    for change, text in (
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"routing": "1,2,3,4"}, "counts of 10 rows in all, and the product has 12"),
         ({"epilogue": "bias"}, "grouped products have no bias"),
         ({"epilogue": "swiglu", "n": 63}, "half of the 63 rows of weights are the gate"),
         ({"groups": 5000}, "groups"),
-    ):
+    )
+    for change, text in changes:
         answered = httpx.get(f"{server}/v1/solutions/best", params={**WIRE, **change, "device": "cpu"})
         assert answered.status_code == 422
         assert text in answered.text
