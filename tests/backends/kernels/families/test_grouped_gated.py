@@ -99,7 +99,7 @@ _HEADER = "device/gated_rows.h"
 MISTAKES: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     "gate and up exchanged": (NAMES, _HEADER, "activate(gate, kSilu) * up", "activate(up, kSilu) * gate"),
     "no activation": (NAMES, _HEADER, "activate(gate, kSilu) * up", "gate * up"),
-    "nothing multiplied": (NAMES, _HEADER, "activate(gate, kSilu) * up", "activate(gate, kSilu)"),
+    "nothing multiplied": (NAMES, _HEADER, "activate(gate, kSilu) * up", "activate(gate, kSilu) + 0.0f * up"),
     "another activation": (NAMES, _HEADER, "activate(gate, kSilu)", "activate(gate, kGelu)"),
     "the halves' lines exchanged": (
         ("grouped-ring", "grouped-tile"), _HEADER,
@@ -121,11 +121,10 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str, str]] = {
         ("grouped-wgmma",), "families/grouped_wgmma.h",
         "odd * 4 + group / 2", "(1 - odd) * 4 + group / 2",
     ),
-    "a patch that is still read": (
+    "a patch that is not yet written": (
         ("grouped-wgmma",), "families/grouped_wgmma.h",
-        "warp_barrier();  // the previous columns have been read\n            GEMMTUNE_UNROLL\n"
-        "            for (int i = 0; i < 4; ++i) {\n                const int from",
-        "GEMMTUNE_UNROLL\n            for (int i = 0; i < 4; ++i) {\n                const int from",
+        "warp_barrier();\n            const D* const from = patch + lane / 2 * kDown",
+        "const D* const from = patch + lane / 2 * kDown",
     ),
     "rows as far apart as sums": (
         ("grouped-ring",), "families/grouped_ring.h", "d + at.row / 2)", "d + at.row)",
