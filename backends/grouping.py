@@ -15,6 +15,11 @@ Operands of fp8_e4m3, or on gfx942 of fp8_e4m3_fnuz, have scales in fp32. A bloc
 one, [groups, n/128, k/128], and 128 elements of a row of x, [m, k/128] (block_128x128 with block_1x128, what
 DeepSeek-V3 ships); or every row of weights has one, [groups, n], and every row of x, [m] (outer).
 
+A product of 16-bit weights may have the activation `swiglu`, as the first product of an expert has. The first
+half of a group's rows of weights is the gate's, the second half up's, and D has half as many columns:
+
+    D[i, j] = silu(y[i, j]) y[i, n/2 + j]    where y[i] = x[i] w[g(i)]^T, in fp32
+
 Weights of 4 bits beside rows of bf16 or fp16 are stored as quantisation.py says, those of one group after
 those of another: scales, of 32, 64 or 128 elements of k each, are [groups, n, k / 32], and zero points
 likewise. gpt-oss ships MXFP4.
@@ -47,7 +52,7 @@ import numpy.typing as npt
 
 from backends.dtypes import shown
 from backends.errors import InvalidProblem
-from backends.problem_rules import TERMS, ProblemFields, check_size
+from backends.problem_rules import SWIGLU, TERMS, ProblemFields, check_size
 from backends.quantisation import GROUPS
 
 #: No groups; the named distributions of rows. A list of counts is written with commas between them.
@@ -107,6 +112,10 @@ def check_groups(p: ProblemFields) -> None:
             raise InvalidProblem(
                 f"routing {shown(p.routing)}: only a grouped product has one; give groups", "routing"
             )
+        if gated(p):
+            raise InvalidProblem(
+                "activation swiglu: only a grouped product has it; give groups", "activation"
+            )
         return
     one_type = p.dtype_a in (*TYPES, *SCALED_TYPES) and p.dtype_b == p.dtype_a
     if not (one_type or quantised_groups(p)) or p.compute != "fp32":
@@ -122,11 +131,11 @@ def check_groups(p: ProblemFields) -> None:
         ("batch", 1, "groups are one product"), ("alpha", "one", "grouped products are not scaled"),
         ("beta", "zero", "nothing is added to a grouped product"),
         ("bias", None, "grouped products have no bias: add each group's to its rows afterwards"),
-        ("activation", "none", "grouped products have no activation"),
         ("scale_d", "none", "outputs of grouped products have no scale"),
     ):  # fmt: skip
         if getattr(p, name) != needed:
             raise InvalidProblem(f"{name} {getattr(p, name)}: {why}", name)
+    _check_activation(p)
     _check_scales(p)
     if p.stride_a < p.lda * (p.m - 1) + p.k:
         raise InvalidProblem(
@@ -134,6 +143,27 @@ def check_groups(p: ProblemFields) -> None:
             "stride_a",
         )
     _check_routing(p)
+
+
+def _check_activation(p: ProblemFields) -> None:
+    if p.activation == "none":
+        return
+    if not gated(p):
+        raise InvalidProblem(
+            f"activation {p.activation}: grouped products have no activation but {SWIGLU}", "activation"
+        )
+    if p.dtype_a not in TYPES or p.dtype_b != p.dtype_a:
+        raise InvalidProblem(
+            f"activation {SWIGLU}: grouped products of {' or '.join(TYPES)} have it, not of {p.dtype_a} x "
+            f"{p.dtype_b}: apply it afterwards",
+            "activation",
+        )
+    if p.m % 2:
+        raise InvalidProblem(
+            f"activation {SWIGLU}: half of the {p.m} rows of weights are the gate's, so their number must "
+            "be even",
+            "activation",
+        )
 
 
 def _check_scales(p: ProblemFields) -> None:
@@ -259,6 +289,11 @@ def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
     ends = ends_of(p).tolist()
     starts = [0, *ends[:-1]]
     return [(g, start, end) for g, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def gated(p: ProblemFields) -> bool:
+    """Whether pairs of rows of weights make one column of the call's output: the activation swiglu."""
+    return p.activation == SWIGLU
 
 
 def quantised_groups(p: ProblemFields) -> bool:

@@ -78,10 +78,10 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     found = {
         "a": one(*a, p.lda, p.stride_a, p.dtype_a),
         "b": one(*b, p.ldb, p.stride_b, p.dtype_b),
-        "d": one(p.m, p.n, p.ldd, p.stride_d, p.dtype_d),
+        "d": one(p.rows_d, p.n, p.ldd, p.stride_d, p.dtype_d),
     }
     if p.beta != "zero":
-        found["c"] = one(p.m, p.n, p.ldc, p.stride_c, p.dtype_c)
+        found["c"] = one(p.rows_d, p.n, p.ldc, p.stride_c, p.dtype_c)
     if p.bias is not None:
         size = p.m if p.bias_axis == "m" else p.n
         found["bias"] = one(size, 1, size, 0, p.bias)

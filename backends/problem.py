@@ -3,7 +3,8 @@
 D[m,n] = activation(alpha * op(A)[m,k] op(B)[k,n] + beta * C[m,n] + bias), `batch` times, in
 column-major BLAS terms. Row-major memory is the transpose of column-major memory, so a row-major call is
 stored as its column-major twin: BLAS m is the call's n, BLAS A is the call's second operand, and the bias
-axis and the row/column scales are swapped accordingly. Both calls are one problem with one id.
+axis and the row/column scales are swapped accordingly. Both calls are one problem with one id. With the
+activation `swiglu`, which only grouped products have, D has m / 2 rows (grouping.py).
 
 Fields that no implementation reads are set to one fixed value, and nothing else is normalised: batch strides
 when batch = 1 (to 0), C's type and layout when beta = 0 (to D's), conjugation of a real operand (to T), the
@@ -32,6 +33,7 @@ from backends.problem_rules import (
     BETA_CLASSES,
     MAX_SIZE,
     MAX_STRIDE,
+    SWIGLU,
     TERMS,
     TRANSPOSES,
     ProblemFields,
@@ -101,7 +103,7 @@ class GemmProblem(ProblemFields):
     @property
     def bytes_written(self) -> int:
         """Bytes of D, written once."""
-        return self.m * self.n * self.batch * DTYPES[self.dtype_d].bytes
+        return self.rows_d * self.n * self.batch * DTYPES[self.dtype_d].bytes
 
     @property
     def scalars(self) -> tuple[float, float]:
@@ -280,7 +282,8 @@ def _built(
     sides = (("ldd", ldd, "ldc", ldc), ("stride_d", stride_d, "stride_c", stride_c),
              ("dtype_d", dtype_d, "dtype_c", dtype_c))  # fmt: skip
     in_place = {d: c for d, own, c, other in sides if own is None and other is not None}
-    ldc = (m if ldd is None else ldd) if ldc is None else ldc
+    rows_d = max(1, m // 2) if activation == SWIGLU else m
+    ldc = (rows_d if ldd is None else ldd) if ldc is None else ldc
     ldd = ldc if ldd is None else ldd
     for name, stride in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
         check_size(stride, in_place.get(name, name), MAX_STRIDE)

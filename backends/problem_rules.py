@@ -28,7 +28,9 @@ MAX_SIZE = 2**31 - 1
 MAX_STRIDE = 2**49
 
 TRANSPOSES = ("N", "T", "C")
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
+ACTIVATIONS = ("none", "relu", "gelu", "silu", "swiglu")
+#: silu(gate) * up, of the two halves of a grouped product's rows of weights: D has half as many rows.
+SWIGLU = "swiglu"
 ALPHA_CLASSES = ("one", "any")
 BETA_CLASSES = ("zero", "one", "any")
 #: No scale; one scale per tensor; one per row of A (column of B); one per block.
@@ -90,6 +92,11 @@ class ProblemFields:
     groups: int = 0
     routing: str = "none"
     prepacked: bool = False
+
+    @property
+    def rows_d(self) -> int:
+        """Rows of D and of C: m, or half of it where pairs of rows are one (swiglu)."""
+        return self.m // 2 if self.activation == SWIGLU else self.m
 
     @property
     def weight_only(self) -> bool:
@@ -195,8 +202,8 @@ def check_layout(p: ProblemFields) -> None:
     rows = {
         "lda": p.m if p.trans_a == "N" else p.k,
         "ldb": p.k if p.trans_b == "N" else p.n,
-        "ldd": p.m,  # before ldc, which is a copy of it when beta = 0
-        "ldc": p.m,
+        "ldd": p.rows_d,  # before ldc, which is a copy of it when beta = 0
+        "ldc": p.rows_d,
     }
     for name, least in rows.items():
         check_size(getattr(p, name), name, MAX_STRIDE)

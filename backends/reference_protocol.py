@@ -16,7 +16,10 @@ class ErrorBound:
 
     tolerance = slope (rough |alpha s| ||a_i|| ||b_j|| + step sum |terms|) + rounding |expected| + least
 
-    s is the product of the scales; `slope` is 1 without an activation."""
+    s is the product of the scales; `slope` is 1 without an activation. Of swiglu what is in parentheses is
+    the error e of the gate and of up:
+
+    tolerance = slope e_gate (|up| + e_up) + |silu(gate)| e_up + rounding |expected| + least (1 + |up|)"""
 
     rough: float
     step: float

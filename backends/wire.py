@@ -13,7 +13,7 @@ from backends.dtypes import ACTIVATION_TYPES, FP4, OUTPUTS_FOR, dtype, is_weight
 from backends.errors import InvalidProblem
 from backends.grouping import given_counts
 from backends.problem import GemmProblem, from_blas, from_mm, twin
-from backends.problem_rules import ACTIVATIONS, SCALES, check_flag
+from backends.problem_rules import ACTIVATIONS, SCALES, SWIGLU, check_flag
 from backends.quantisation import GROUPS, NVFP4_SCALES
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
@@ -36,6 +36,7 @@ EPILOGUES = tuple(
     "_".join(part for part in (bias, activation if activation != "none" else "") if part) or "none"
     for bias in ("", "bias")
     for activation in ACTIVATIONS
+    if not (bias and activation == SWIGLU)
 )
 
 

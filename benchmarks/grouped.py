@@ -1,7 +1,7 @@
 """Grouped products of mixtures of experts: our kernels, torch's own calls, and the reading bound.
 
     python -m benchmarks.grouped --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
-        [--kinds bf16 fp8_blocks fp8_rows w4a16 mxfp4]
+        [--kinds bf16 bf16_swiglu fp8_blocks fp8_rows w4a16 mxfp4]
 
 Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3, Mixtral and gpt-oss-20b on one device, all experts on it
 (tensor and expert parallelism 1): gate and up together, [2 * intermediate, hidden] of every expert, and down,
@@ -9,7 +9,8 @@ Tunes both grouped products of a layer of Qwen3-30B-A3B, DeepSeek-V3, Mixtral an
 means over a routing's draws. Rows are written as they are measured, few tokens first; `--minutes` begins no further row after that time. `--quick`:
 Qwen3-30B-A3B alone. Kinds (default: bf16): bf16; fp8 (e4m3) with scales of 128 x 128 weights and of 128 elements of a
 row, or of the weights' rows and the rows, to bf16; w4a16 (uint4 in groups of 128, of 32 where 128 does not divide k, with
-4-bit zero points and scales of bf16) and mxfp4, beside rows of bf16. `over_bf16` of a row of another kind is `best_us` of
+4-bit zero points and scales of bf16) and mxfp4, beside rows of bf16; bf16_swiglu is gate and up together with
+silu(gate) * up behind it, and no down. `over_bf16` of a row of another kind is `best_us` of
 the same product of bf16 in this run over its own.
 
 `best_us` is the verified tuning's winner in its final, `family` its family; `default_us` torch's call as the tuning
@@ -19,7 +20,9 @@ torch._grouped_mm timed by itself in a CUDA graph, without that copy, and `loop_
 that have rows, whose counts the host must know. Of fp8 they are `scaled_grouped_mm_us` (scales of rows alone; with the
 copy) and `scaled_loop_us`, a loop of torch._scaled_mm. Of 4-bit weights they are `dequantise_grouped_mm_us` (the weights of
 all experts dequantised before torch._grouped_mm; with the copy) and `dequantise_loop_us` (of the experts that have rows).
-`torch_us` is the better of the two. Weights are cold everywhere. `bound_us` is the time to read the weights of the
+Of bf16_swiglu `grouped_mm_us` and `loop_us` have the activation behind the product, by two operations of torch;
+`grouped_mm_compiled_us` and `loop_compiled_us` by one kernel, as torch.compile makes it of these.
+`torch_us` is the best of them. Weights are cold everywhere. `bound_us` is the time to read the weights of the
 experts that have rows, and the rows, and to write the result, at the measured bandwidth, or to multiply at the
 measured rate; None if it could not be measured. `share_of_reading` is that of reading and writing alone.
 """
@@ -60,6 +63,7 @@ TOKENS = (1, 8, 64, 512, 4096)
 #: Kind -> the operands' type, and their scales.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("bf16", {}),
+    "bf16_swiglu": ("bf16", {"activation": "swiglu"}),
     "fp8_blocks": ("fp8_e4m3", {"scale_a": "block_1x128", "scale_b": "block_128x128"}),
     "fp8_rows": ("fp8_e4m3", {"scale_a": "outer", "scale_b": "outer"}),
     "w4a16": (
@@ -106,9 +110,11 @@ class Case:
 def cases(
     models: Sequence[str], tokens: Sequence[int], routings: Sequence[str], kinds: Sequence[str] = ("bf16",)
 ) -> Iterator[Case]:
-    """Every product, few tokens first; its kinds follow one another."""
+    """Every product, few tokens first; its kinds follow one another. Only the first one of a layer has an
+    activation."""
     for count, model, layer, routing, kind in product(tokens, models, LAYERS, routings, kinds):
-        yield Case(model, layer, count, routing, kind)
+        if layer == LAYERS[0] or "activation" not in KINDS[kind][1]:
+            yield Case(model, layer, count, routing, kind)
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -158,7 +164,7 @@ def _by_family(tuned: Tuned) -> dict[str, float]:
 
 #: Figures of torch's calls by themselves.
 ALONE = (
-    "grouped_mm_us", "loop_us", "scaled_grouped_mm_us", "scaled_loop_us", "dequantise_grouped_mm_us",
+    "grouped_mm_us", "loop_us", "grouped_mm_compiled_us", "loop_compiled_us", "scaled_grouped_mm_us", "scaled_loop_us", "dequantise_grouped_mm_us",
     "dequantise_loop_us",
 )  # fmt: skip
 

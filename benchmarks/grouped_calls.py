@@ -10,7 +10,7 @@ from typing import Any
 from backends.environment import Environment
 from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
 from backends.gpu.torch_scaled_grouped import SCALED_CALLS, scaled_rule, scaled_steps
-from backends.grouping import draws_of, ends_of, routing_of_draw, scaled_blocks, spans_of
+from backends.grouping import draws_of, ends_of, gated, routing_of_draw, scaled_blocks, spans_of
 from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 from backends.registry import FoundDevice
@@ -40,6 +40,12 @@ def torch_times(found: FoundDevice, p: GemmProblem) -> dict[str, Any]:
 
 def calls(p: GemmProblem, environment: Environment) -> dict[str, Call]:
     """The name of a figure -> torch's call that takes the problem."""
+    if gated(p):
+        return {
+            f"{name}{how}_us": _gated(call, compiled)
+            for how, compiled in (("", False), ("_compiled", True))
+            for name, call in (("grouped_mm", _grouped_mm), ("loop", _loop))
+        }
     if p.dtype_a == "bf16":
         return {"grouped_mm_us": _grouped_mm, "loop_us": _loop}
     if p.weight_only:
@@ -61,6 +67,27 @@ def _loop(torch: Any, p: GemmProblem, given: Mapping[str, Any]) -> Callable[[], 
             torch.mm(left, right, out=to)
 
     return call
+
+
+def _gated(product: Call, compiled: bool) -> Call:
+    """A product, and silu(gate) * up of it: two operations, or one kernel that torch.compile makes of them."""
+
+    def made(torch: Any, p: GemmProblem, given: Mapping[str, Any]) -> Callable[[], Any]:
+        multiply = product(torch, p, given)
+
+        def activation(hidden: Any) -> Any:
+            gate, up = hidden.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate) * up
+
+        finish = torch.compile(activation, dynamic=False) if compiled else activation
+
+        def call() -> Any:
+            found = multiply()
+            return finish(given["d"] if found is None else found)
+
+        return call
+
+    return made
 
 
 def _scaled(name: str) -> Call:

@@ -135,6 +135,8 @@ def ways_of(
     if not few and has_kernels and slots <= MOST_SLOTS:
         ways["launches"] = partial(two_launches, slots), LAUNCHES
     if kind == "bf16":
+        if "unfused" in loaded:
+            ways["unfused"] = partial(by_table, loaded["unfused"], 0), ROWS
         ways |= {name: (partial(by_table, loaded[name], 0), ROWS) for name in VLLM if name in loaded}
     elif "ours" in loaded:
         ways["ours_bf16"] = partial(by_table, loaded["ours"]), ANY

@@ -12,7 +12,8 @@ multiplies groups, and a small layer is called without a graph: that shows that 
 A row is a layer with its tokens and routing: routing and gathering rows, gate and up together, silu(gate) * up, down,
 and the weighted sum, in a CUDA graph, all in one process, with cold weights. Ways are the same function, gemmtune.torch.moe,
 and so have the same kernels between the products. `ours`: moe() as it decides: of few tokens by two launches without tuned
-kernels, else both products by the fastest kernels of the tuning that programs can launch, won or not. `products`: both products by these
+kernels, else both products by the fastest kernels of the tuning that programs can launch, won or not; of bf16 the first
+one with its activation. `unfused`: the same without kernels that have the activation, which is a step of its own then. `products`: both products by these
 kernels where moe() takes two launches; `launches`: two launches where it takes the products, up to 64 tokens times experts of a
 token. `vllm` and `vllm_newer`: both by the family triton-fused-moe in the configuration that vLLM runs
 without a file for the device, in earlier and in newer releases, with rows gathered before the first product, where vLLM
@@ -31,7 +32,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -72,6 +73,8 @@ TOKENS = (1, 2, 4, 8, 64, 512, 4096)
 QUICK_TOKENS = TOKENS[:-1]
 #: What is tried: kernels that a program can launch from a bundle.
 TRIED = ("grouped-ring", "grouped-wgmma", "grouped-dequant-wgmma", "grouped-tile", TritonFusedMoe.name)
+#: The name of the first product with its activation.
+GATED = "gate_up_swiglu"
 #: The share of the minutes after which nothing more is tuned.
 _TUNING_SHARE = 0.6
 
@@ -100,6 +103,16 @@ def problems(
         return from_linear(tokens * size.top, n, k, dtype, **own)
 
     return made_of(2 * size.inter, size.hidden), made_of(size.hidden, size.inter)
+
+
+def tuned_problems(model: str, tokens: int, kind: str) -> dict[str, GemmProblem]:
+    """What is tuned of a layer: both products, and the first one with its activation where moe() takes such a row."""
+    first, second = problems(model, tokens, kind=kind)
+    found = dict(zip(grouped.LAYERS, (first, second), strict=True))
+    if kind == "bf16" and not MODELS[model].gpt_oss:
+        half = first.m // 2
+        found[GATED] = replace(first, activation="swiglu", ldc=half, ldd=half)
+    return found
 
 
 def group_of(k: int) -> int:
@@ -166,12 +179,12 @@ def tune_all(
 ) -> tuple[list[dict[str, Any]], dict[str, list[Measured]], Ceilings | None]:
     """Tunes both products of the cases' layers. What was found, for the document; the rows of the ways; and the ceilings."""
     said: list[dict[str, Any]] = []
-    rows: dict[str, list[Measured]] = {name: [] for name in ("ours", *VLLM)}
+    rows: dict[str, list[Measured]] = {name: [] for name in ("ours", "unfused", *VLLM)}
     beside_vllm = {(one.model, one.tokens) for one in wanted if one.kind == "bf16"}
     with DeviceClient(found, kernel_cache()) as runner:
         environment, ceilings = runner.environment, ceilings_of(runner, ["bf16"])
         for model, tokens, kind in tuned_layers(wanted):
-            for name, p in zip(grouped.LAYERS, problems(model, tokens, kind=kind), strict=True):
+            for name, p in tuned_problems(model, tokens, kind).items():
                 if until(_TUNING_SHARE):
                     say(f"no time to tune {model} {name} of {kind} at {tokens} tokens")
                     continue
@@ -184,12 +197,13 @@ def tune_all(
                     said.append({**one, "error": f"{type(error).__name__}: {error}"})
                     say(f"{one}: {said[-1]['error']}")
                     continue
-                if kind == "bf16" and (model, tokens) in beside_vllm:
+                if kind == "bf16" and (model, tokens) in beside_vllm and name != GATED:
                     for way, solution in zip(VLLM, untuned(p, tokens, environment), strict=True):
                         rows[way].append(as_row(p, solution, 1.0, environment))
                 if best is not None:
                     solution, took = best
-                    rows["ours"].append(as_row(p, solution, took, environment))
+                    for way in ("ours",) if name == GATED else ("ours", "unfused"):
+                        rows[way].append(as_row(p, solution, took, environment))
                     one |= {"family": solution.family, "parameters": dict(solution.parameters),
                             "build": solution.build, "us": took * 1e6, "judgement": judgement}  # fmt: skip
                 said.append(one)
@@ -230,7 +244,7 @@ def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
     ours, vllm = us.get("ours"), [us[name] for name in VLLM if name in us]
     others = {"vllm": min(vllm, default=None), "torch": us.get("torch"), "torch_steps": us.get("torch_steps"),
               "bf16": us.get("ours_bf16"), "products": us.get("products"),
-              "launches": us.get("launches")}  # fmt: skip
+              "launches": us.get("launches"), "unfused": us.get("unfused")}  # fmt: skip
     return {f"over_{name}": one / ours if ours and one else None for name, one in others.items()}
 
 

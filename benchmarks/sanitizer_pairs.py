@@ -140,6 +140,12 @@ GROUPED = tuple(
         (1, 72, 264, 8, "uniform"), (83, 200, 136, 6, [0, 70, 0, 1, 12, 0]), (33, 96, 1032, 1, "uniform"),
         (300, 133, 520, 40, "skewed"), (257, 130, 72, 4, [0, 0, 0, 257]), (64, 136, 2056, 3, "uniform"),
     )
+) + tuple(
+    from_linear(m, n, k, dtype, groups=groups, routing=routing, activation="swiglu", **more)
+    for dtype, more in (("bf16", {}), ("fp16", {"dtype_d": "fp32", "ldd": 117}))
+    for m, n, k, groups, routing in (
+        (1, 74, 264, 8, "uniform"), (83, 200, 136, 6, [0, 70, 0, 1, 12, 0]), (300, 134, 520, 40, "skewed"),
+    )
 )  # fmt: skip
 #: The same of 8-bit floats, with scales of blocks and of rows.
 GROUPED_BYTES = tuple(

@@ -29,9 +29,8 @@ class ModelLayers:
     _layers: dict[GemmProblem, list[ModelLayer]] = field(default_factory=dict)
 
     def of(self, problem: GemmProblem) -> tuple[ModelLayer, ...]:
-        """The layers that are this problem, with stored weights or prepacked ones. Raises ReadError for a file
-        that describes no known model, and for a model that none of the numbers of devices divides.
-        """
+        """The layers that are this problem, with stored weights or prepacked ones. Raises ReadError for
+        a file that describes no known model, and for a model that none of the numbers of devices divides."""
         tokens = problem.n  # column-major: the rows of the activations
         if tokens not in self._tokens:
             for path in self.configs:

@@ -48,7 +48,7 @@ class Strides(Strict):
 class Epilogue(Strict):
     """What follows the product, spelt out."""
 
-    activation: Literal["none", "relu", "gelu", "silu"] | None = None
+    activation: Literal["none", "relu", "gelu", "silu", "swiglu"] | None = None
     bias: bool | str | None = Field(default=None, description="true: of the output's type; or a type.")
     bias_axis: Literal["m", "n"] | None = None
 

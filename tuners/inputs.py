@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.dtypes import DTYPES, E2M1, FP4, FP8_WEIGHT, INTEGER, DType, to_host
-from backends.grouping import ends_of
+from backends.grouping import ends_of, gated
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
 from backends.quantisation import group_size
@@ -95,6 +95,8 @@ def _without_large(distribution: str, problem: GemmProblem) -> str:
     if distribution not in wide:
         return distribution
     sizes = [0.0 if out.kind == INTEGER else _large(source) ** 2 * problem.k**0.5]
+    if gated(problem):  # products of two such sums
+        sizes = [sizes[0] ** 2]
     sizes += [_large(DTYPES[problem.dtype_c])] if problem.beta != "zero" else []
     sizes += [_large(DTYPES[problem.bias])] if problem.bias is not None else []
     return distribution if 40.0 * max(sizes) < out.largest else "normal"
@@ -119,6 +121,8 @@ def _reach(distribution: str, p: GemmProblem) -> float:
     for factor, kind in added:
         mean, square = _moments(DTYPES[kind], distribution)
         reach += abs(factor) * (abs(mean) + DEVIATIONS * (square - mean**2) ** 0.5)
+    if gated(p):  # silu(gate) is at most the gate's magnitude
+        reach *= max(1.0, reach)
     return reach * (largest if p.scale_d != "none" else 1.0)
 
 
@@ -246,16 +250,18 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
 def _grouped_twin(p: GemmProblem, k: int, align: int, one: bool = False) -> GemmProblem:
     """A grouped product of few rows: most groups have none. `one`: a single group has all of them."""
     groups = p.groups  # a kernel may be compiled for so many
-    m = min(p.m, RAGGED_M_WEIGHTS if p.weight_only else RAGGED_M)
+    m = min(p.m, RAGGED_M_WEIGHTS if p.weight_only else 2 * RAGGED_M if gated(p) else RAGGED_M)
     n, k = min(p.n, RAGGED_ROWS), min(p.k, k)
+    rows_d = m // 2 if gated(p) else m
     routing = ",".join(str(n * (g == groups // 2)) for g in range(groups)) if one else "skewed"
     step_a, step = (max(1, align // DTYPES[kind].bytes) for kind in (p.dtype_a, p.input_type))
     step_a *= DTYPES[p.dtype_a].packing
-    lda, ldb, ldd = (-(-size // by) * by for size, by in ((k + 3, step_a), (k + 5, step), (m + 7, step)))
+    lda, ldb, ldd = (-(-size // by) * by for size, by in ((k + 3, step_a), (k + 5, step), (rows_d + 7, step)))
+    # Some kernels take gated rows of groups that are whole rows apart.
+    apart = lda * (m + 1) if gated(p) and align > 1 else lda * m + step_a
     return replace(
-        p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd, stride_a=lda * m + step_a, groups=groups,
-        routing=routing,
-    )  # fmt: skip
+        p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd, stride_a=apart, groups=groups, routing=routing
+    )
 
 
 def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProblem:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.errors import DeviceMemoryExceeded, LaunchError
-from backends.grouping import draws_of, ends_of
+from backends.grouping import draws_of, ends_of, gated
 from backends.kernels.prepacked import REPLACED, most_packed_bytes
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
@@ -59,8 +59,9 @@ def working_bytes(problem: GemmProblem, device_reference: bool) -> int:
     if device_reference:
         d = shape["d"].bytes
         inputs = sum(layout.bytes for layout in shape.values()) - d
-        held = 1 + DEVICE_COPIES
-        return 3 * inputs + 3 * d + 12 * problem.batch * problem.m * problem.n + held * packed
+        held = (1 + DEVICE_COPIES) * packed
+        product = 12 * problem.m * problem.n if gated(problem) else 0  # before its rows are gated
+        return 3 * inputs + 3 * d + 12 * problem.batch * problem.rows_d * problem.n + product + held
     wide = sum(8 * layout.copies * layout.columns * layout.rows for layout in shape.values())
     outputs = 8 * problem.batch * problem.m * problem.n
     return 4 * operand_bytes(problem) + wide + 4 * outputs + (1 + HOST_COPIES) * packed

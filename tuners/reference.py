@@ -9,8 +9,9 @@ last, random ones) are compared in full and, for epilogues without an activation
 Bound of an element: |out - ref| <= c u_acc sqrt(k) |alpha| ||a_i|| ||b_j|| + u_out |ref|, where u are unit
 roundoffs. The first term is the statistical error growth of a sum of k products (Higham, Accuracy and
 Stability, 2nd ed., 3.1) with Cauchy-Schwarz norms and c = 4; the second is the rounding to the output type,
-with one more rounding before each epilogue step that is not fused. error_bound() holds these constants; a
-device's own reference uses the same.
+with one more rounding before each epilogue step that is not fused. Of swiglu, silu(gate) * up, a framework
+rounds gate, up and silu(gate) to the output type, so the bound allows for these roundings too. error_bound()
+holds these constants; a device's own reference uses the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import numpy.typing as npt
 
 from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, is_fp8
 from backends.errors import DeviceError
-from backends.grouping import spans_of
+from backends.grouping import gated, spans_of
 from backends.operands import as_product
 from backends.problem import GemmProblem
-from backends.problem_rules import BLOCKS
+from backends.problem_rules import BLOCKS, SWIGLU
 from backends.quantisation import dequantised, groups_of, mx_numbers, roundings
 from backends.reference_protocol import ErrorBound
 from tuners.inputs import Case, host_inputs, scaled_down
@@ -82,6 +83,8 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     """The reference of a case for these inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
     p = case.problem
     columns = _sampled_columns(p, case.seed)
+    if gated(p):
+        return _gated(case, inputs, columns)
     left64 = _left(p, inputs)
     chosen = slice(None) if columns is None else columns
     if p.groups:
@@ -135,6 +138,24 @@ def _left(p: GemmProblem, inputs: Mapping[str, Array]) -> Float:
         return mx_numbers(inputs["b"], inputs["scale_b"])
     left, _ = as_product(p, inputs["a"], inputs["b"])
     return _scaled(p, inputs, "scale_b", left.astype(np.float64))
+
+
+def _gated(case: Case, inputs: Mapping[str, Array], columns: npt.NDArray[np.int64] | None) -> Reference:
+    """reference_of() a product with swiglu. `columns`: of D."""
+    p = case.problem
+    own = np.arange(p.rows_d) if columns is None else columns
+    rows, _ = as_product(p, inputs["a"], inputs["b"])
+    left = rows.astype(np.float64)
+    product, norms = _grouped(p, left, inputs, np.concatenate([own, own + p.rows_d]), case.seed)
+    bound = error_bound(p, case.distribution)
+    left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left, left))[:, :, None]
+    error = bound.step * np.abs(product) + bound.rough * left_norm * norms
+    (gate, up), (off_gate, off_up) = (np.split(values, 2, axis=2) for values in (product, error))
+    silu = activate("silu", gate)
+    expected = silu * up
+    tolerance = bound.slope * off_gate * (np.abs(up) + off_up) + np.abs(silu) * off_up
+    tolerance += bound.rounding * np.abs(expected) + bound.least * (1 + np.abs(up))
+    return Reference(case, columns, expected, tolerance, None)
 
 
 def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.int64] | slice) -> Float:
@@ -251,7 +272,9 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
         smallest = ml_dtypes.finfo(out.storage).smallest_subnormal  # type: ignore[no-untyped-call]
         rounding = 1.01 * out.unit_roundoff
         least = max(float(np.finfo(np.float32).tiny), float(smallest))
-    if p.activation in ("gelu", "silu"):
+    if p.activation == SWIGLU:
+        rounding += 1.01 * out.unit_roundoff  # of silu(gate), before it is multiplied by up
+    if p.activation in ("gelu", "silu", SWIGLU):
         # Slopes stay below 1.13; evaluating the functions costs a few ulp.
         slope, rounding, least = 1.2, rounding + 32 * 2.0**-24, least + 32 * 2.0**-44
     if _is_scaled(p):  # scales, and multiplications by them, are in single precision
@@ -308,12 +331,13 @@ def _certify(product: Float, left: Float, right: Float, seed: int) -> None:
 def _sampled_columns(p: GemmProblem, seed: int) -> npt.NDArray[np.int64] | None:
     if p.flops <= FULL_FLOPS:
         return None
-    budget = max(96, int(p.m * FULL_FLOPS / 4 / p.flops))
-    rng = np.random.default_rng([seed, p.m])
+    rows = p.rows_d
+    budget = max(96, int(rows * FULL_FLOPS / 4 / p.flops))
+    rng = np.random.default_rng([seed, rows])
     edges = [
-        np.arange(min(32, p.m)),
-        np.arange(max(0, p.m - 32), p.m),
-        rng.choice(p.m, min(p.m, budget), replace=False),
+        np.arange(min(32, rows)),
+        np.arange(max(0, rows - 32), rows),
+        rng.choice(rows, min(rows, budget), replace=False),
     ]
     return np.unique(np.concatenate(edges))
 

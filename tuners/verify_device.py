@@ -184,7 +184,7 @@ class DeviceVerifier:
                     device.draw(layout, block.address, seed, operand_distribution(name, distribution, p))
                 image = bench.images[name] = self._block(p, layout)
                 device.copy(image.start, block.start, block.size)
-            elements = p.m * p.n * p.batch
+            elements = p.rows_d * p.n * p.batch
             bench.expected = self._device.allocate(8 * elements)
             bench.tolerance = self._device.allocate(4 * elements)
             at = {name: block.address for name, block in bench.inputs.items()}

@@ -1,5 +1,6 @@
 """Grouped products on the CPU: a loop of torch's or numpy's own calls over the groups that have rows. 4-bit
-weights are dequantised in single precision before numpy's.
+weights are dequantised in single precision before numpy's. swiglu follows the products, by numpy in single
+precision, by torch in the type of the rows, as its users have it.
 
 The counts are read from the offsets at every launch, as any call may have others.
 """
@@ -14,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, thread_counts
-from backends.cpu.host import Array, HostOperands, array_at
+from backends.cpu.host import Array, HostOperands, array_at, gated
 from backends.cpu.torch_gemm import import_torch, set_torch_threads, tensor
 from backends.environment import Environment
 from backends.grouping import TYPES, check_ends, quantised_groups
+from backends.grouping import gated as is_gated
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -66,11 +68,17 @@ class TorchGrouped(GroupedLoop):
         def make(o: HostOperands, operands: Operands, _workspace: int) -> Launch:
             torch, offsets = import_torch(), _offsets(problem, operands)
             left, right, d = (tensor(torch, one) for one in (o.left[0], o.right, o.d[0]))
+            # Rows of no group are left alone.
+            product = torch.empty((problem.n, problem.m), dtype=d.dtype) if is_gated(problem) else d
 
             def launch() -> None:
                 with torch.inference_mode():
-                    for group, start, end in _spans(offsets, problem.n):
-                        torch.mm(left[start:end], right[group], out=d[start:end])
+                    last = 0
+                    for group, start, last in _spans(offsets, problem.n):
+                        torch.mm(left[start:last], right[group], out=product[start:last])
+                    if product is not d:
+                        gate, up = product[:last].chunk(2, dim=-1)
+                        torch.mul(torch.nn.functional.silu(gate), up, out=d[:last])
 
             return launch
 
@@ -103,9 +111,8 @@ class NumpyGrouped(GroupedLoop):
                 arrays[name] = np.frombuffer(memoryview(raw), dtype=np.float32).reshape(shape)
                 at += sizes[name]
             fill = _filling(p, o, operands, arrays["weights"])
-            return _upcast(
-                o, _offsets(p, operands), fill, arrays["weights"], arrays["rows"], arrays["product"]
-            )
+            own = arrays["weights"], arrays["rows"], arrays["product"]
+            return _upcast(o, _offsets(p, operands), fill, *own, gated if is_gated(p) else _stored)
 
         threads = int(solution.parameters["threads"] or 1)
         return LibraryKernel(p, set_blas_threads, threads, make, sum(sizes.values()))
@@ -128,8 +135,18 @@ def _filling(p: GemmProblem, o: HostOperands, operands: Operands, out: Array) ->
     return fill
 
 
+def _stored(product: Array, out: Array) -> None:
+    np.copyto(out, product, casting="unsafe")
+
+
 def _upcast(
-    o: HostOperands, offsets: Array, fill: Callable[[int], None], weights: Array, rows: Array, product: Array
+    o: HostOperands,
+    offsets: Array,
+    fill: Callable[[int], None],
+    weights: Array,
+    rows: Array,
+    product: Array,
+    finish: Callable[[Array, Array], None],
 ) -> Launch:
     left, d = o.left[0], o.d[0]
 
@@ -138,7 +155,7 @@ def _upcast(
             fill(group)
             np.copyto(rows[start:end], left[start:end])
             np.matmul(rows[start:end], weights.T, out=product[start:end])
-            np.copyto(d[start:end], product[start:end], casting="unsafe")
+            finish(product[start:end], d[start:end])
 
     return launch
 

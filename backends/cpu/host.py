@@ -71,6 +71,16 @@ def activate(activation: str, x: Array) -> None:
         _ACTIVATIONS[activation](x)
 
 
+def gated(product: Array, out: Array) -> None:
+    """silu(gate) * up of a product [n, m], whose columns of the gate come first, into `out` [n, m / 2].
+    Changes the product."""
+    half = out.shape[-1]
+    gate = product[..., :half]
+    activate("silu", gate)
+    np.multiply(gate, product[..., half:], out=gate)
+    np.copyto(out, gate, casting="unsafe")
+
+
 def _relu(x: Array) -> None:
     np.maximum(x, x.dtype.type(0), out=x)
 

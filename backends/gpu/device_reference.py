@@ -13,7 +13,7 @@ from backends.dtypes import DTYPES, INTEGER, DType
 from backends.errors import UnsupportedProblem
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Function
-from backends.grouping import NO_ROUTING, scaled_blocks, spans_of
+from backends.grouping import NO_ROUTING, gated, scaled_blocks, spans_of
 from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
@@ -134,9 +134,17 @@ class _Reference(ctypes.Structure):
     _fields_ = (("product", _Product), ("expected", ctypes.c_void_p), ("tolerance", ctypes.c_void_p))
 
 
+class _Gate(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("product", "error", "expected", "tolerance")),
+        ("half", ctypes.c_longlong), ("n", ctypes.c_longlong),
+        *((name, ctypes.c_double) for name in ("slope", "rounding", "least")),
+    )  # fmt: skip
+
+
 #: Dynamic shared memory of each kernel's blocks (kernels/*.h: kSharedBytes).
 _SHARED = {
-    "count_bytes": THREADS * 8, "draw": 0, "compare": 4 * THREADS * 8, "look_up": 0,
+    "count_bytes": THREADS * 8, "draw": 0, "compare": 4 * THREADS * 8, "look_up": 0, "gate": 0,
     "reference": 16 * (TILE_M + 1 + TILE_N + 1) * 8,
 }  # fmt: skip
 #: Where results lie in their buffer: a summary, one element's values, counts of bytes.
@@ -180,6 +188,9 @@ class GpuReference:
     ) -> None:
         """Every element of D in float64 arithmetic, with its tolerance. Raises UnsupportedProblem."""
         p = problem
+        if gated(p):
+            self._compute_gated(p, operands, bound, expected, tolerance)
+            return
         if p.groups:
             for group, start, end in spans_of(p):
                 self._compute_group(p, group, start, end, operands, bound, expected, tolerance)
@@ -188,6 +199,24 @@ class GpuReference:
         types = _code(p.dtype_a), _code(p.dtype_b)
         given = _Reference(_product(p, operands, bound), expected, tolerance)
         self._launch("reference", (tiles, 1, 1), given, types=types)
+
+    def _compute_gated(
+        self, p: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
+    ) -> None:
+        """compute() of gated rows: from the product's own reference, and its errors."""
+        plain = replace(p, activation="none", ldc=p.m, ldd=p.m)
+        product, error = (self._device.allocate(size * p.m * p.n) for size in (8, 4))
+        try:
+            unrounded = replace(bound, slope=1.0, rounding=0.0, least=0.0)
+            self.compute(plain, operands, unrounded, product.address, error.address)
+            given = _Gate(
+                product.address, error.address, expected, tolerance, p.rows_d, p.n,
+                bound.slope, bound.rounding, bound.least,
+            )  # fmt: skip
+            self._launch("gate", (self._blocks(p.rows_d * p.n), 1, 1), given)
+        finally:
+            product.free()
+            error.free()
 
     def _compute_group(
         self,
@@ -226,7 +255,7 @@ class GpuReference:
     ) -> Comparison:
         """See DeviceReference. Raises LaunchError for what failed before it."""
         layout = layouts(problem)["d"]
-        elements = problem.m * problem.n * problem.batch
+        elements = problem.rows_d * problem.n * problem.batch
         code = _code(layout.dtype.name)
         results = self._result_buffer()
         self.fill(results.address, ctypes.sizeof(_Summary), 0)
@@ -237,7 +266,7 @@ class GpuReference:
         first, values = None, (0.0, 0.0, 0.0)
         if found.bad:
             index = ~found.first & (2**64 - 1)
-            rest, row = divmod(index, problem.m)
+            rest, row = divmod(index, problem.rows_d)
             copy, column = divmod(rest, problem.n)
             first = (copy, column, row)
             at = copy * layout.stride + column * layout.ld + row

@@ -25,6 +25,7 @@ from backends.grouping import (
     SCALED_TYPE,
     SCALED_TYPES,
     TYPES,
+    gated,
     quantised_groups,
     routing_of_draw,
     scaled_blocks,
@@ -48,6 +49,7 @@ class TorchGrouped(LibraryFamily):
     """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
     has rows; the host knows the counts, as it does in no model that runs as a graph). Of 8-bit floats with
     scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group; with ROCm dequantise_fp32_loop.
+    swiglu follows as two operations, silu and a multiplication in the rows' type.
     Of 4-bit weights: dequantise_grouped_mm | dequantise_loop, into a buffer by elementwise operations before
     those of 16-bit floats."""
 
@@ -180,12 +182,35 @@ class TorchGroupedKernel:
             self._empty = buffers(torch) if self._empty is None else self._empty
             return weight_steps(torch, p, self._call, tensors, self._empty)
         x, weights, d, offsets = (tensors[name] for name in ("b", "a", "d", "offsets"))
+        if gated(p):
+            return self._gated_steps(torch, p, x, weights, d, offsets)
         if self._call == "grouped_mm":
             multiply, across = torch._grouped_mm, weights.mT
             return [lambda: d.copy_(multiply(x, across, offs=offsets))]
-        parts = [(x[start:end], weights[g].t(), d[start:end]) for g, start, end in spans_of(p)]
+        return _loop(torch, p, x, weights, d)
 
-        def of_group(left: Any, right: Any, out: Any) -> Callable[[], Any]:
-            return lambda: torch.mm(left, right, out=out)
+    def _gated_steps(
+        self, torch: Any, p: GemmProblem, x: Any, weights: Any, d: Any, offsets: Any
+    ) -> list[Callable[[], Any]]:
+        """The product, then its activation as a model has it. Rows of no group are left alone, as the host
+        knows how many there are."""
+        rows = spans_of(p)[-1][2]
+        multiply, across = torch._grouped_mm, weights.mT
 
-        return [of_group(*part) for part in parts]
+        def finish(product: Any) -> None:
+            gate, up = product[:rows].chunk(2, dim=-1)
+            torch.mul(torch.nn.functional.silu(gate), up, out=d[:rows])
+
+        if self._call == "grouped_mm":
+            return [lambda: finish(multiply(x, across, offs=offsets))]
+        product = x.new_empty((p.n, p.m))
+        return [*_loop(torch, p, x, weights, product), lambda: finish(product)]
+
+
+def _loop(torch: Any, p: GemmProblem, x: Any, weights: Any, out: Any) -> list[Callable[[], Any]]:
+    """torch.mm of every group that has rows."""
+
+    def of_group(left: Any, right: Any, to: Any) -> Callable[[], Any]:
+        return lambda: torch.mm(left, right, out=to)
+
+    return [of_group(x[start:end], weights[g].t(), out[start:end]) for g, start, end in spans_of(p)]

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import fmean
 
 from backends.environment import Environment
-from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, draws_of, scaled_blocks
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, draws_of, gated, scaled_blocks
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
 from backends.kernels.matrix_epilogue import matrix_types
@@ -125,6 +125,11 @@ def scales_of(p: GemmProblem) -> str:
     if p.dtype_a not in SCALED_TYPES:
         return "gemmtune::kUnscaled"
     return "gemmtune::kBlockScales" if scaled_blocks(p) else "gemmtune::kRowScales"
+
+
+def gated_of(p: GemmProblem) -> tuple[str, ...]:
+    """The last template argument of kernels that apply swiglu (gated_rows.h); none for others."""
+    return ("true",) if gated(p) else ()
 
 
 def capacity(p: GemmProblem) -> int:

@@ -16,6 +16,7 @@ from backends.kernels.grouped import (
     SCALED_COMPUTES,
     GroupedConfig,
     capacity,
+    gated_of,
     most_tiles,
     scales_of,
     table_bytes,
@@ -135,7 +136,7 @@ class GroupedMatrixCoreFamily(MatrixCoreFamily):
 
     def kinds(self, problem: GemmProblem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Template arguments behind the types, and the last ones."""
-        return (), (scales_of(problem),)
+        return (), (scales_of(problem), *gated_of(problem))
 
 
 def _weights_are_whole(product: OrientedGemm) -> bool:

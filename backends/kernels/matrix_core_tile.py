@@ -14,7 +14,7 @@ from typing import ClassVar
 from backends.archs import GpuArch, MatrixCores
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import ungrouped
+from backends.grouping import gated, ungrouped
 from backends.kernels.family import KernelConfig, KernelFamily, Values, number
 from backends.kernels.legality import (
     arch_of,
@@ -148,8 +148,10 @@ class MatrixTile:
     @property
     def far(self) -> bool:
         """Whether a thread's first load may lie beyond 32 bits of the block's first."""
+        # Gated rows of both halves take turns.
+        apart = self.product.m // 2 * self.product.line_bytes("a") if gated(self.product.problem) else 0
         extents = (
-            (self.bm if self.product.a_along_k else self.bk) * self.product.line_bytes("a"),
+            apart + (self.bm if self.product.a_along_k else self.bk) * self.product.line_bytes("a"),
             (self.bn if self.product.b_along_k else self.bk) * self.product.line_bytes("b"),
         )
         return max(extents) + self.bm + self.bn >= FAR_BYTES

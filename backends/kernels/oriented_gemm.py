@@ -12,8 +12,8 @@ from backends.problem import GemmProblem
 
 #: Bytes of the widest load.
 WIDE = 16
-#: args.h: enum Activation.
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+#: args.h: enum Activation. Kernels that apply swiglu are compiled for it (gated_rows.h).
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "swiglu": 0}
 #: gemmtune's type -> its name in types.h.
 CPP_TYPES = {"fp32": "float", "fp16": "gemmtune::Half", "bf16": "gemmtune::Bf16"}
 #: The most blocks along the grid's y and z on every vendor.

@@ -112,7 +112,10 @@ def problems() -> tuple[GemmProblem, ...]:
         how = {"scale_a": "block_1x32", "scale_b": "block_1x32", "dtype_d": out, **other}
         found.append(from_linear(m, n, k, "fp4_e2m1", **how))
     for kind, (m, n, k, groups, routing) in product(("bf16", "fp16"), _GROUPED):
-        found.append(from_linear(m, n, k, kind, groups=groups, routing=routing))
+        found += [
+            from_linear(m, n, k, kind, groups=groups, routing=routing, activation=activation)
+            for activation in ("none", "swiglu")
+        ]
     modes = (("block_1x128", "block_128x128"), ("outer", "outer"))
     for (of_x, of_w), (m, n, k, groups, routing) in product(modes, _GROUPED):
         how = {"groups": groups, "routing": routing, "scale_a": of_x, "scale_b": of_w}

@@ -51,6 +51,17 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
     return TensorMap(own, problem.dtype_a, (product.k, there, copies), steps, (LINE_BYTES // size, lines, 1))
 
 
+def gated_map(product: OrientedGemm, lines: int) -> TensorMap:
+    """The tensor map of a grouped product's gated weights, A (gated_rows.h). Its dimensions are k, the halves
+    (the gate's and up's), and the lines of all groups' gates. Boxes have `lines` lines of LINE_BYTES, of both
+    halves in turn. From group to group there must be a whole number of lines."""
+    p, size = product.problem, product.element_bytes
+    half, step = p.m // 2, product.line_bytes("a")
+    between = p.stride_a // p.lda if p.groups > 1 else 0
+    sizes = (product.k, 2, (p.groups - 1) * between + half)
+    return TensorMap("a", p.dtype_a, sizes, (half * step, step), (LINE_BYTES // size, 2, lines // 2))
+
+
 def weight_maps(product: OrientedGemm, rows: int, columns: int) -> tuple[TensorMap, TensorMap]:
     """The tensor maps of quantised weights, A, as the bytes that they are stored in, and of their
     activations, B: lines of both are contiguous along k and begin at multiples of 16 bytes. Boxes have `rows`

@@ -58,7 +58,8 @@ CONVENTION = (
     "times, in column-major BLAS terms, as problem.canonical has them: element (batch, row, column) of an "
     "operand lies at batch*batch_stride + column*ld + row, in elements. A row-major call (problem.wire) is "
     "the same memory read as its transpose: its n is m here and its m is n, its B is a here and its A is b; "
-    "operands.*.row_major says so of each."
+    "operands.*.row_major says so of each. With the activation swiglu D has m / 2 rows: row i is silu(y[i]) "
+    "times y[m / 2 + i] of the product y."
 )
 ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
 #: Families that are compiled for CPUs (backends/cpu/families.py).

@@ -41,6 +41,8 @@ def check_groups(p: Mapping[str, Any]) -> None:
     """Checks what grouped products alone have."""
     groups, routing = p.get("groups", 0), p.get("routing")
     if not groups:
+        if p["activation"] == "swiglu":
+            raise ProblemError("activation swiglu: only a grouped product has it; give groups", "activation")
         return
     quantised = p["dtype_a"] in _WEIGHT_TYPES and is_weight(p["dtype_a"], p["dtype_b"])
     one_type = p["dtype_a"] in (*_TYPES, *_SCALED_TYPES) and p["dtype_b"] == p["dtype_a"]
@@ -52,12 +54,13 @@ def check_groups(p: Mapping[str, Any]) -> None:
         )
     plain = {
         "trans_a": "T", "trans_b": "N", "batch": 1, "alpha": "one", "beta": "zero", "bias": None,
-        "activation": "none", "scale_d": "none",
+        "scale_d": "none",
     }  # fmt: skip
     unscaled = {"scale_a": "none", "scale_b": "none"} if p["dtype_a"] in _TYPES else {}
     for name, needed in (plain | unscaled).items():
         if p[name] != needed:
             raise ProblemError(f"{name} {p[name]}: grouped products have {needed}", name)
+    _check_activation(p)
     if quantised and p["scale_a"] not in GROUPS:
         raise ProblemError(
             f"scale_a {p['scale_a']}: quantised weights of grouped products have scales of groups of k: "
@@ -79,6 +82,28 @@ def check_groups(p: Mapping[str, Any]) -> None:
         raise ProblemError(
             f"routing has {len(parts)} counts of {sum(map(int, parts))} rows for {groups} groups of {p['n']}",
             "routing",
+        )
+
+
+def _check_activation(p: Mapping[str, Any]) -> None:
+    """None, or swiglu: silu of the first half of the weights' rows times the second half."""
+    if p["activation"] == "none":
+        return
+    if p["activation"] != "swiglu":
+        raise ProblemError(
+            f"activation {p['activation']}: grouped products have no activation but swiglu", "activation"
+        )
+    if p["dtype_a"] not in _TYPES or p["dtype_b"] != p["dtype_a"]:
+        raise ProblemError(
+            f"activation swiglu: grouped products of {' or '.join(_TYPES)} have it, not of {p['dtype_a']} x "
+            f"{p['dtype_b']}",
+            "activation",
+        )
+    if p["m"] % 2:
+        raise ProblemError(
+            f"activation swiglu: half of the {p['m']} rows of weights are the gate's, so their number must "
+            "be even",
+            "activation",
         )
 
 

@@ -70,7 +70,7 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
     FP4: ("bf16", "fp16", "fp32"),
 }  # fmt: skip
 _TRANSPOSES = ("N", "T", "C")
-_ACTIVATIONS = ("none", "relu", "gelu", "silu")
+_ACTIVATIONS = ("none", "relu", "gelu", "silu", "swiglu")
 _SCALES = (
     "none", "tensor", "outer", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64",
 )  # fmt: skip
@@ -200,7 +200,8 @@ def from_column_major(
     rows_a, columns_a = (m, k) if trans_a == "N" else (k, m)
     rows_b, columns_b = (k, n) if trans_b == "N" else (n, k)
     lda, ldb = rows_a if lda is None else lda, rows_b if ldb is None else ldb
-    ldc = (m if ldd is None else ldd) if ldc is None else ldc
+    rows_d = max(1, m // 2) if activation == "swiglu" else m
+    ldc = (rows_d if ldd is None else ldd) if ldc is None else ldc
     ldd = ldc if ldd is None else ldd
     for name, ld in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
         check_size(ld, name, _MOST_STRIDE)
@@ -284,11 +285,12 @@ def _normalise(p: dict[str, Any]) -> None:
 
 def _check_layout(p: Mapping[str, Any]) -> None:
     m, n, k, ldd, stride_d = p["m"], p["n"], p["k"], p["ldd"], p["stride_d"]
+    rows_d = m // 2 if p["activation"] == "swiglu" else m
     least = {
         "lda": m if p["trans_a"] == "N" else k,
         "ldb": k if p["trans_b"] == "N" else n,
-        "ldd": m,
-        "ldc": m,
+        "ldd": rows_d,
+        "ldc": rows_d,
     }
     for name, rows in least.items():
         if p[name] < rows:

@@ -18,8 +18,8 @@ _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_
 FIELDS = (
     *_PLAIN, "dtype", "dtype_a", "trans_a", "trans_b", "epilogue", "scaling", "strides", "layout",
 )  # fmt: skip
-_ACTIVATIONS = ("none", "relu", "gelu", "silu")
-_EPILOGUES = (*_ACTIVATIONS, "bias", *(f"bias_{name}" for name in _ACTIVATIONS[1:]))
+_ACTIVATIONS = ("none", "relu", "gelu", "silu", "swiglu")
+_EPILOGUES = (*_ACTIVATIONS, "bias", *(f"bias_{name}" for name in _ACTIVATIONS[1:-1]))
 _SCALINGS = ("tensor", "row", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64")
 
 

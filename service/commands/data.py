@@ -95,7 +95,9 @@ def best(
     trans_a: Annotated[bool, typer.Option("--trans-a", help="A is stored transposed.")] = False,
     trans_b: Annotated[bool, typer.Option("--trans-b", help="B is stored transposed (F.linear).")] = False,
     beta: Annotated[float | None, typer.Option(help="Scales C, which is added.")] = None,
-    epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
+    epilogue: Annotated[
+        str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ..., swiglu")
+    ] = None,
     device: Device = None,
     mode: Mode = None,
     cache: Annotated[str | None, typer.Option(help="Measured with cold or warm operands.")] = None,

@@ -59,7 +59,9 @@ def space(
     ldb: Annotated[int | None, typer.Option(help="Leading dimension of B, elements.")] = None,
     ldc: Annotated[int | None, typer.Option(help="Leading dimension of the output, elements.")] = None,
     beta: Annotated[float | None, typer.Option(help="Scales C, which is added.")] = None,
-    epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
+    epilogue: Annotated[
+        str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ..., swiglu")
+    ] = None,
     device: OwnDevice = None,
     index: Index = None,
     arch: Annotated[

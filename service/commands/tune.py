@@ -98,7 +98,9 @@ def tune(
     ldc: Annotated[int | None, typer.Option(help="Leading dimension of the output, elements.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Scales the product.")] = None,
     beta: Annotated[float | None, typer.Option(help="Scales C, which is added.")] = None,
-    epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
+    epilogue: Annotated[
+        str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ..., swiglu")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="row (default) or col.")] = None,
     format_name: FormatName = None,
     tp: Tp = None,

@@ -36,6 +36,7 @@ PROBLEMS = {
     "bf16 batch broadcast": from_bmm(3, 20, 30, 40, "bf16", stride_b=0, activation="relu"),
     "int8": from_linear(31, 70, 90, "int8"),
     "groups": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1]),
+    "swiglu": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1], activation="swiglu"),
     "int8 in whole vectors": from_linear(32, 64, 96, "int8"),
     "bias along rows": from_mm(30, 50, 20, bias="fp32", bias_axis="m"),
 }
@@ -60,7 +61,8 @@ RECORDED = {
 #: Problems that no call of a backend without torch takes: cuBLASLt multiplies int8 with k in whole vectors of
 #: four; AMD's libraries add a bias along the contiguous dimension alone, and have no products of groups.
 REFUSED = {("cuda", "int8"), ("null", "fp64 tt beta"), ("null", "int8"), ("null", "int8 in whole vectors"),
-           ("hip", "bias along rows"), ("hip", "groups"), ("null", "groups")}  # fmt: skip
+           ("hip", "bias along rows"), ("hip", "groups"), ("null", "groups"),
+           ("hip", "swiglu"), ("null", "swiglu")}  # fmt: skip
 #: Backends whose devices any machine that runs these tests has.
 EVERYWHERE = ("cpu", "null", ON_HOST)
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels

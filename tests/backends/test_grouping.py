@@ -47,6 +47,7 @@ FORMS = (
     {**W4, "dtype_b": "int4", "scaling": {"b": "group_128", "dtype": "fp32"}, "routing": "skewed"},
     BLOCKS, {**FP8, "scaling": "row"}, {**BLOCKS, "dtype_d": "fp32", "routing": [8] * 8},
     {**BLOCKS, "dtype": "fp8_e4m3_fnuz"},
+    {**BASE, "epilogue": "swiglu"}, {**BASE, "epilogue": "swiglu", "dtype_d": "fp32", "ldd": 56},
     BASE, {**BASE, "routing": "skewed"}, GIVEN, {**BASE, "dtype": "fp16", "dtype_d": "fp32"},
     {**BASE, "lda": 136, "ldb": 144, "ldd": 104}, {**BASE, "strides": {"b": 96 * 128 + 64}},
 )  # fmt: skip
@@ -77,6 +78,16 @@ def test_the_routing_identifies_a_problem() -> None:
     assert len({problem_from_wire(form).kind for form in forms}) == 3
 
 
+def test_swiglu_halves_the_output() -> None:
+    plain, gated = problem_from_wire(BASE), problem_from_wire({**BASE, "epilogue": "swiglu"})
+    assert (plain.rows_d, gated.rows_d, gated.ldd, gated.m) == (96, 48, 48, 96)
+    assert (gated.flops, gated.bytes_read) == (plain.flops, plain.bytes_read)
+    assert gated.bytes_written * 2 == plain.bytes_written
+    assert (layouts(gated)["d"].rows, layouts(gated)["a"].columns) == (48, 96)
+    assert gated.id != plain.id
+    assert problem_to_wire(gated)["epilogue"] == "swiglu"
+
+
 #: What is given -> the field at fault, and some of the message.
 REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"routing": [1, 0, 4]}, "routing", "5 rows in all, and the product has 6"),
@@ -93,7 +104,15 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"groups": 1024, "routing": "uniform"}, "groups", "between 0 and 1023"),
     ({"groups": True, "routing": "uniform"}, "groups", "an integer"),
     ({"epilogue": "bias"}, "epilogue", "no bias"),
-    ({"epilogue": "silu"}, "epilogue", "no activation"),
+    ({"epilogue": "silu"}, "epilogue", "no activation but swiglu"),
+    ({"epilogue": {"activation": "swiglu", "bias": True}}, "epilogue", "no bias"),
+    ({"epilogue": "bias_swiglu"}, "epilogue", "unknown"),
+    ({"epilogue": "swiglu", "n": 95}, "epilogue", "half of the 95 rows of weights are the gate's"),
+    ({"epilogue": "swiglu", "n": 1}, "epilogue", "half of the 1 rows"),
+    ({"epilogue": "swiglu", "ldd": 47}, "ldd", "at least 48"),
+    ({"epilogue": "swiglu", "groups": 0, "routing": None}, "epilogue", "only a grouped product has it"),
+    ({**FP8, "scaling": "row", "epilogue": "swiglu"}, "epilogue", "bf16 or fp16 have it, not of fp8_e4m3"),
+    ({**W4, "epilogue": "swiglu"}, "epilogue", "not of uint4 x bf16"),
     ({"trans_b": False}, "trans_b", "contiguous along k"),
     ({"trans_a": True}, "trans_a", "contiguous along k"),
     ({"beta": 1.0}, "beta", "nothing is added"),

@@ -15,6 +15,7 @@ from gemmtune.torch.grouped import few_tokens
 
 from backends.environment import Environment
 from backends.outcome import Status
+from backends.problem import from_linear
 from backends.solution import Solution
 from benchmarks import moe_calls, moe_layer
 from benchmarks.cuda_tuned import Tuned
@@ -30,6 +31,7 @@ from benchmarks.moe_layer import (
     reading_us,
     summary,
     tuned_layers,
+    tuned_problems,
     untuned,
 )
 from benchmarks.moe_operands import Size, dequantised, made, reference, routed
@@ -69,6 +71,16 @@ def test_products_of_a_layer() -> None:
     gate_up, down = problems("qwen3-30b-a3b", 8)
     assert (gate_up.n, gate_up.m, gate_up.k, gate_up.groups) == (64, 1536, 2048, 128)
     assert (down.n, down.m, down.k, down.routing) == (64, 2048, 768, "uniform")
+
+
+def test_the_first_product_is_tuned_with_its_activation_too() -> None:
+    found = tuned_problems("qwen3-30b-a3b", 8, "bf16")
+    assert list(found) == ["gate_up", "down", "gate_up_swiglu"]
+    gated = found["gate_up_swiglu"]
+    assert (gated.activation, gated.m, gated.ldd) == ("swiglu", 1536, 768)
+    assert from_linear(64, 1536, 2048, "bf16", groups=128, activation="swiglu") == gated
+    assert list(tuned_problems("gpt-oss-20b", 8, "bf16")) == ["gate_up", "down"], "its activation is another"
+    assert list(tuned_problems("qwen3-30b-a3b", 8, "w4a16")) == ["gate_up", "down"]
 
 
 def test_products_of_4_bit_weights() -> None:
@@ -165,7 +177,7 @@ def test_ratios_are_over_ours() -> None:
     us = {"ours": 10.0, "vllm": 15.0, "vllm_newer": 13.0, "torch": 20.0, "torch_steps": 30.0}
     assert ratios({**us, "launches": 12.0}) == {
         "over_vllm": 1.3, "over_torch": 2.0, "over_torch_steps": 3.0, "over_bf16": None,
-        "over_products": None, "over_launches": 1.2,
+        "over_products": None, "over_launches": 1.2, "over_unfused": None,
     }  # fmt: skip
     assert ratios({"ours": 10.0, "ours_bf16": 17.0})["over_bf16"] == 1.7
     assert set(ratios({"torch": 20.0}).values()) == {None}
@@ -246,6 +258,8 @@ def test_few_tokens_are_timed_both_ways() -> None:
     assert {name: path for name, (_, path) in few.items()} == {
         "ours": LAUNCHES, "products": ROWS, "vllm_newer": ROWS, "torch": ANY, "torch_steps": ANY,
     }  # fmt: skip
+    unfused = ways_of("bf16", {**loaded, "unfused": None}, 64, False, True)
+    assert unfused["unfused"][1] == ROWS
     more = ways_of("bf16", loaded, 64, False, True)
     assert (list(more)[:2], more["ours"][1], more["launches"][1]) == (["ours", "launches"], ROWS, LAUNCHES)
     assert "launches" not in ways_of("bf16", loaded, 65, False, True)

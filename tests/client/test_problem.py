@@ -39,7 +39,7 @@ WIRE = st.builds(
         alignment=st.sampled_from([1, 2, 4, 8, 16, 16.0, 32]), fast_accumulation=st.booleans(),
         prepacked=st.sampled_from([False, False, False, True, 1]),
         epilogue=st.sampled_from(["none", *EPILOGUES]) | _optional(
-            activation=st.sampled_from(["none", "relu", "gelu", "silu", "tanh"]),
+            activation=st.sampled_from(["none", "relu", "gelu", "silu", "swiglu", "tanh"]),
             bias=st.booleans() | KINDS, bias_axis=st.sampled_from(["m", "n", "k"]),
         ),
         scaling=SCALE | _optional(a=SCALE, b=SCALE, d=SCALE, dtype=st.sampled_from(["fp32", "fp8_e8m0"])),
@@ -80,7 +80,8 @@ WEIGHTS = st.fixed_dictionaries(
         ),
     },
     optional={
-        "epilogue": st.sampled_from(["bias", "bias_relu"]), "dtype_d": st.sampled_from(["fp32", "bf16"]),
+        "epilogue": st.sampled_from(["bias", "bias_relu", "swiglu"]),
+        "dtype_d": st.sampled_from(["fp32", "bf16"]),
         "ldb": st.sampled_from([128, 129, 512]), "batch": st.sampled_from([1, 2]), "beta": st.just(1),
         "prepacked": st.sampled_from([True, True, True, False, None, 1, "yes"]),
         "groups": st.sampled_from([0, 2, 4]), "strides": _optional(b=st.sampled_from([4096, 4097, 8192])),
@@ -88,8 +89,22 @@ WEIGHTS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+#: Forms of grouped products with swiglu, most of them valid.
+GATED = st.fixed_dictionaries(
+    {
+        "m": st.just(6), "n": st.sampled_from([1, 2, 15, 16, 64]), "k": st.sampled_from([7, 64]),
+        "dtype": st.sampled_from(["bf16", "fp16", "bf16", "fp8_e4m3", "fp32"]), "trans_b": st.just(True),
+        "groups": st.sampled_from([3, 3, 3, 0]), "epilogue": st.just("swiglu"),
+    },
+    optional={
+        "ldd": st.sampled_from([7, 8, 32]), "dtype_d": st.sampled_from(["bf16", "fp32"]),
+        "scaling": st.just("row"), "dtype_b": st.just("uint4"), "beta": st.just(1),
+    },
+)  # fmt: skip
+
+
 @settings(max_examples=600, deadline=None)
-@given(WIRE | WEIGHTS)
+@given(WIRE | WEIGHTS | GATED)
 def test_every_wire_form_is_read_as_the_service_reads_it(values: dict[str, Any]) -> None:
     assert _of_client(values) == _of_service(values), values
 
@@ -122,6 +137,8 @@ VALID = (
      "scaling": {"a": "group_32"}},
     {"m": 6, "n": 16, "k": 64, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True, "groups": 3,
      "routing": [1, 0, 5], "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"}},
+    *({"m": 6, "n": 16, "k": 64, "dtype": kind, "trans_b": True, "groups": 3, "epilogue": "swiglu", **more}
+      for kind, more in (("bf16", {"routing": [1, 0, 5]}), ("fp16", {"ldd": 11, "dtype_d": "fp32"}))),
     {"m": 6, "n": 16, "k": 64, "dtype": "fp16", "dtype_b": "fp4_e2m1", "trans_b": True, "groups": 32,
      "scaling": {"b": "group_32"}},
     {"m": 6, "n": 16, "k": 64, "dtype": "fp4_e2m1", "trans_b": True, "scaling": "block_1x32"},

@@ -53,8 +53,24 @@ def test_it_is_known_here_and_over_http(home: Home, server: str) -> None:
     assert (found.get("solution") or {}).get("family") not in FAMILIES
 
 
+def test_swiglu_is_tuned_over_http_and_another_problem(home: Home, server: str) -> None:
+    tuned_over_http(server, {**WIRE, "epilogue": "swiglu"})
+    asked = (*ONE, "--epilogue", "swiglu", "--device", "cpu")
+    here = home.json("best", *asked)
+    assert here["match"] == "exact"
+    assert here["solution"]["family"] in FAMILIES
+    assert home.json("best", *asked, "--server", server)["solution"]["id"] == here["solution"]["id"]
+    assert here["problem_id"] != home.json("best", *ONE, "--device", "cpu")["problem_id"]
+
+
 def test_given_counts_are_tuned_over_http(home: Home, server: str) -> None:
-    problem = {**WIRE, "routing": [3, 0, 4, 5]}
+    tuned_over_http(server, {**WIRE, "routing": [3, 0, 4, 5]})
+    asked = (*SIZES, "--routing", "3,0,4,5", "--device", "cpu", "--server", server)
+    answered = home.json("best", *asked)
+    assert answered["match"] == "exact"
+
+
+def tuned_over_http(server: str, problem: dict[str, Any]) -> None:
     request = {"problems": [problem], "device": "cpu", "budget": {"seconds_per_problem": 0.2}}
     made = httpx.post(f"{server}/v1/tunings", json=request)
     assert made.status_code in (200, 201, 202), made.text
@@ -62,17 +78,16 @@ def test_given_counts_are_tuned_over_http(home: Home, server: str) -> None:
     while httpx.get(address).json()["status"] not in ("succeeded", "failed") and time.monotonic() < until:
         time.sleep(0.1)
     assert httpx.get(address).json()["status"] == "succeeded"
-    asked = (*SIZES, "--routing", "3,0,4,5", "--device", "cpu", "--server", server)
-    answered = home.json("best", *asked)
-    assert answered["match"] == "exact"
 
 
 def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
-    for change, text in (
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"routing": "1,2,3,4"}, "counts of 10 rows in all, and the product has 12"),
         ({"epilogue": "bias"}, "grouped products have no bias"),
+        ({"epilogue": "swiglu", "n": 63}, "half of the 63 rows of weights are the gate"),
         ({"groups": 5000}, "groups"),
-    ):
+    )
+    for change, text in changes:
         answered = httpx.get(f"{server}/v1/solutions/best", params={**WIRE, **change, "device": "cpu"})
         assert answered.status_code == 422
         assert text in answered.text

@@ -32,6 +32,7 @@ from service.imports import import_file
 from service.pretuned_models import ModelLayers
 from service.settings import Settings
 from service.store import DirectStore
+from tests.backends.weight_samples import weights
 from tests.golden.texts import unpacked
 from tests.service.formats import made
 from tests.service.test_commands import Home
@@ -126,7 +127,7 @@ def test_shipped_tables_are_found_by_name(tmp_path: Path) -> None:
 
 def test_every_shipped_table_can_be_read_and_says_what_was_searched() -> None:
     paths = pretuned.shipped_files()
-    assert [path.stem for path in paths] == ["h100-bf16", "h200-bf16-decode"]
+    assert [path.stem for path in paths] == ["h100-bf16", "h100-lowbit", "h200-bf16-decode"]
     for path in paths:
         found = pretuned.read_table(path)
         assert (found.name, found.rejected) == (path.stem, [])
@@ -356,6 +357,10 @@ def test_every_shipped_row_says_which_layers_it_is() -> None:
     assert set(row.models) >= {
         ModelLayer("llama-3-8b", 1, "gate_up_proj", 32), ModelLayer("mistral-7b-v0.3", 1, "gate_up_proj", 32),
     }  # fmt: skip
+    lowbit = pretuned.read_table(pretuned.named("h100-lowbit"))
+    sizes = ("llama-3-8b", "llama-3-70b", "qwen3-8b", "qwen3-14b", "qwen3-32b")
+    kinds = ("w4a16", "fp8-dynamic", "w8a8")
+    assert lowbit.models.keys() == {"deepseek-v3", *(f"{size}-{kind}" for size in sizes for kind in kinds)}
 
 
 def test_a_table_is_written_with_the_layers_of_models(tmp_path: Path) -> None:
@@ -378,6 +383,14 @@ def test_a_table_is_written_with_the_layers_of_models(tmp_path: Path) -> None:
     path.write_text(other + "{}\n")
     with pytest.raises(ReadError, match="has lines that are no rows: line 5"):
         pretuned.rewrite_table(pretuned.read_table(path), layers)
+
+
+def test_a_layer_with_prepacked_weights_is_the_same_layer() -> None:
+    layers = ModelLayers([MODELS / "llama-3-8b-w4a16.json"])
+    stored = weights(8, 6144, 4096, zero_b="eight")
+    assert layers.of(stored) == (ModelLayer("llama-3-8b-w4a16", 1, "qkv_proj", 32),)
+    assert layers.of(replace(stored, prepacked=True)) == layers.of(stored)
+    assert layers.of(replace(stored, zero_a="uint4")) == ()
 
 
 def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@
 
 #include "compare.h"
 #include "draw.h"
+#include "gated.h"
 
 GEMMTUNE_KERNEL(count_bytes, gemmtune::CountBytes)
 GEMMTUNE_KERNEL(draw, gemmtune::Draw)
 GEMMTUNE_KERNEL(compare, gemmtune::Compare)
 GEMMTUNE_KERNEL(look_up, gemmtune::LookUp)
+GEMMTUNE_KERNEL(gate, gemmtune::Gate)
 
 #else
 

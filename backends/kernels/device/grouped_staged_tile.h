@@ -2,6 +2,7 @@
 // round-robin over all groups' tiles, which are derived on the device (grouped.h).
 #pragma once
 
+#include "device/gated_rows.h"
 #include "device/grouped_tile.h"
 #include "device/register_staged_tile.h"
 
@@ -17,14 +18,50 @@ struct ArgsOfGroups<true> {
     using Type = ScaledGroupedArgs;
 };
 
+// A place in D from which gated sums are finished (gated_rows.h): element (row, column) of the sums is so many rows and
+// columns on. `rows` are the sums', twice D's.
+template <typename TYPES>
+struct GatedFinish {
+    using Sum = typename TYPES::Sum;
+    using D = typename TYPES::D;
+
+    D* d;
+    i64 apart;
+    int rows, columns;
+    bool twos;  // two rows of D from an even one on may be stored at once
+
+    GEMMTUNE_DEVICE GatedFinish(const ScaledArgs& args, i64 i, i64 j)
+        : d(static_cast<D*>(args.d) + i / 2 + j * args.d_column), apart(args.d_column),
+          rows(static_cast<int>(args.m - i)), columns(static_cast<int>(args.n - j)) {
+        const u64 bytes = static_cast<u64>(apart) * sizeof *d;
+        twos = ((reinterpret_cast<u64>(d) | bytes) & (2 * sizeof *d - 1)) == 0;
+    }
+
+    // Stores the two elements of four neighbouring sums of a column, as far as they are in D.
+    GEMMTUNE_DEVICE void store4(int row, int column, const Sum (&sum)[4]) const {
+        if (column >= columns || row >= rows) return;
+        const D two[2] = {narrow<D>(gated(sum[0], sum[1])), narrow<D>(gated(sum[2], sum[3]))};
+        D* const to = d + row / 2 + column * apart;
+        if (twos && row + 4 <= rows) {
+            constexpr int kSize = static_cast<int>(sizeof(D)), kWords = 2 * kSize / 4;
+            unsigned words[kWords] = {};
+            GEMMTUNE_UNROLL
+            for (int e = 0; e < 2; ++e) words[e * kSize / 4] |= bits_of(two[e]) << e * kSize % 4 * 8;
+            return store_words(to, words);
+        }
+        store_global(to, two[0]);
+        if (row + 2 < rows) store_global(to + 1, two[1]);
+    }
+};
+
 // INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h; WHOLE_A also says that the weights of every group
-// begin at a multiple of 16 bytes. SCALES: enum GroupedScales.
+// begin at a multiple of 16 bytes. SCALES: enum GroupedScales. GATED: gated_rows.h.
 template <typename INSTRUCTION, typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN,
-          int BK, int WM, int WN, int STAGES, int SCALES>
+          int BK, int WM, int WN, int STAGES, int SCALES, bool GATED>
 struct GroupedStagedTile {
     using Args = typename ArgsOfGroups<SCALES != kUnscaled>::Type;
     using Product = RegisterStagedTile<INSTRUCTION, TYPES, true, true, WHOLE_A, WHOLE_B, FAR, BM, BN, BK, WM, WN,
-                                       STAGES, 1>;
+                                       STAGES, 1, GATED>;
     using Tiles = GroupedTiles<GROUPS, BN, BM>;
     using Sum = typename Product::Sum;
     using Sums = typename Product::Sums;
@@ -32,6 +69,7 @@ struct GroupedStagedTile {
     static constexpr int kThreads = Product::kThreads, kMinBlocks = 0;
     static constexpr int kTable = Product::kSharedBytes, kSharedBytes = kTable + Tiles::kBytes;
     static_assert(SCALES != kBlockScales || (BK == kScaleBlock && WM <= kScaleBlock), "a tile along k has one scale");
+    static_assert(!GATED || SCALES == kUnscaled, "gated weights have no scales");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
         const Tiles tiles(all, shared + kTable);
@@ -72,7 +110,8 @@ private:
                                       const Sums (&sum)[kTilesM][kTilesN], char* patch) {
         if (idle) return;
         Product::store(sum, reinterpret_cast<Sum*>(patch), [&](int c) {
-            return MatrixFinish<TYPES>(own, 0, at.row + row, column + c);
+            if constexpr (GATED) return GatedFinish<TYPES>(own, at.row + row, column + c);
+            else return MatrixFinish<TYPES>(own, 0, at.row + row, column + c);
         });
     }
 

@@ -18,6 +18,7 @@ struct GroupedWeights {
     using D = typename TYPES::D;
     using Sums = typename Products::Sums;
     static constexpr bool kFinished = false;  // a group's scales multiply its sums, or the weights
+    static constexpr bool kGated = false;
     static constexpr int kTeam = Chunk::kTeam, kAll = Chunk::kAll, kChunk = BK, kSlot = Chunk::kSlot;
     static constexpr int kTiles = Products::kTiles, kHalves = Chunk::kHalves, kPlace = PRODUCTS::kPlace;
     static_assert(QUANT::kGroup != 0, "scales of groups of k");

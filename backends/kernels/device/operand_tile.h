@@ -26,9 +26,12 @@
 //   the eight rows of a group so that these four lanes have different q and therefore different banks.
 //   Across k a lane reads element group + shift of the row that its member selects. The four rows of the four
 //   members are placed next to each other, 8 banks apart, and 8 elements at any shift lie in at most 5 banks.
+//
+// GATED: lines of A are rows of two halves in turn (gated_rows.h).
 #pragma once
 
 #include "device/args.h"
+#include "device/gated_rows.h"
 #include "device/mma.h"
 
 namespace gemmtune {
@@ -55,7 +58,7 @@ GEMMTUNE_DEVICE constexpr int order_of(int row, int shift, int ld) {
 
 // DEEP: if the rows of either operand are kAnywhere, both operands use the order along k that kAnywhere rows
 // are read in. OF_B: the tile is B's; the two operands differ only in the order of an instruction's words.
-template <typename T, bool OF_B, bool ALONG_K, int START, bool DEEP, int LINES, int BK, int THREADS>
+template <typename T, bool OF_B, bool ALONG_K, int START, bool DEEP, int LINES, int BK, int THREADS, bool GATED = false>
 struct OperandTile {
     static constexpr int kSize = static_cast<int>(sizeof(T));
     static constexpr bool kShifted = START == kAnywhere, kWide = kSize == 4;
@@ -77,6 +80,7 @@ struct OperandTile {
     static_assert(kWide ? !kShifted && !DEEP : START != kAt4, "how rows of a type may start");
     static_assert(kTurns * kPass == kRows * kSides && kCopies % kTurns == 0, "a tile is whole passes");
     static_assert(kCopies * THREADS == kRows * kUnits && THREADS % 64 == 0, "a tile is whole passes");
+    static_assert(!GATED || (ALONG_K && !kShifted && kPass % 2 == 0), "passes are whole pairs of lines");
     static_assert(kChunks % least(kChunks, 8) == 0 && kChunks >= 4, "4 chunks, or 8s of them");
 
     // The value that is XORed into the chunk numbers of a row.
@@ -115,7 +119,7 @@ public:
     GEMMTUNE_DEVICE OperandTile(const void* operand, i64 batch, i64 ld, i64 line, i64 lines, i64 p, i64 k) {
         const int t = static_cast<int>(thread_index());
         const char* first = static_cast<const char*>(operand);
-        first += (batch + (ALONG_K ? line * ld + p : p * ld + line)) * kSize;
+        first += (batch + (ALONG_K ? (GATED ? line / 2 : line) * ld + p : p * ld + line)) * kSize;
         shift_ = kShifted ? static_cast<int>(reinterpret_cast<u64>(first) % 16) / kSize : 0;
         ld_ = static_cast<int>(ld & 7);
         row_ = t / kLanes % kRows, unit_ = t % kLanes + t / kLanes / kRows * kLanes;
@@ -124,8 +128,9 @@ public:
         const i64 there = lines - line;
         lines_ = there > LINES ? LINES + 1 : static_cast<int>(there), left_ = static_cast<int>(k - p);
         const i64 row_bytes = ld * kSize;
-        pass_ = kPass * row_bytes, tile_ = ALONG_K ? BK * kSize : BK * row_bytes;
-        from_ = first + row_ * row_bytes - own_ + unit_ * kUnit;
+        pass_ = (GATED ? kPass / 2 : kPass) * row_bytes, tile_ = ALONG_K ? BK * kSize : BK * row_bytes;
+        from_ = first + (GATED ? gated_line(row_, row_bytes, lines / 2 * row_bytes) : row_ * row_bytes);
+        from_ += unit_ * kUnit - own_;
         from_last_ = first + t % kRows * row_bytes - last_ + kRowBytes;
     }
 

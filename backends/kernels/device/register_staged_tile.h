@@ -14,9 +14,9 @@
 
 namespace gemmtune {
 
-// INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h. GROUP: tile_order.h.
+// INSTRUCTION: matrix_core.h. WHOLE_A, WHOLE_B: staged_operand.h. GROUP: tile_order.h. GATED: of A (gated_rows.h).
 template <typename INSTRUCTION, typename TYPES, bool A_ALONG_K, bool B_ALONG_K, bool WHOLE_A, bool WHOLE_B,
-          bool FAR, int BM, int BN, int BK, int WM, int WN, int STAGES, int GROUP>
+          bool FAR, int BM, int BN, int BK, int WM, int WN, int STAGES, int GROUP, bool GATED = false>
 struct RegisterStagedTile {
     using I = INSTRUCTION;
     using Args = ScaledArgs;
@@ -24,7 +24,7 @@ struct RegisterStagedTile {
     using Sum = typename I::Sum;
     static constexpr int kWavesM = BM / WM, kWaves = kWavesM * (BN / WN);
     static constexpr int kThreads = I::kWave * kWaves, kMinBlocks = 0;
-    using TileA = StagedOperand<typename TYPES::A, A_ALONG_K, WHOLE_A, FAR, BM, BK, kThreads>;
+    using TileA = StagedOperand<typename TYPES::A, A_ALONG_K, WHOLE_A, FAR, BM, BK, kThreads, GATED>;
     using TileB = StagedOperand<typename TYPES::B, B_ALONG_K, WHOLE_B, FAR, BN, BK, kThreads>;
     using ReadA = typename TileA::template Read<I>;
     using ReadB = typename TileB::template Read<I>;

@@ -22,14 +22,17 @@
 //
 // Elements beyond k are zero in shared memory. Lines beyond the operand hold other lines' elements, or zeros:
 // only sums that are never stored depend on them.
+//
+// GATED: lines are rows of two halves in turn (gated_rows.h).
 #pragma once
 
 #include "device/args.h"
+#include "device/gated_rows.h"
 #include "device/matrix_core.h"
 
 namespace gemmtune {
 
-template <typename T, bool ALONG_K, bool WHOLE, bool FAR, int LINES, int BK, int THREADS>
+template <typename T, bool ALONG_K, bool WHOLE, bool FAR, int LINES, int BK, int THREADS, bool GATED = false>
 struct StagedOperand {
     static constexpr int kSize = static_cast<int>(sizeof(T));
     static constexpr int kLineBytes = BK * kSize, kChunks = kLineBytes / 16, kBytes = LINES * kLineBytes;
@@ -54,6 +57,7 @@ struct StagedOperand {
     static_assert(is_power_of_two(LINES) && is_power_of_two(BK) && is_power_of_two(THREADS), "tiles");
     static_assert(kLineBytes >= 64 && kLineBytes <= 1024 && LINES >= 16, "lines of 4 to 64 chunks");
     static_assert(THREADS >= 32 && kUnits % kMine == 0, "whole units");
+    static_assert(!GATED || (ALONG_K && (kMine == 1 || THREADS / kChunks % 2 == 0)), "whole pairs of lines");
     static_assert(!ALONG_K || THREADS >= kChunks, "a thread has the same chunk of every line that it loads");
 
     // What a line's chunk numbers are changed by: swizzle(a ^ b) is swizzle(a) ^ swizzle(b).
@@ -121,9 +125,10 @@ public:
         }
         to_ = place(line_, depth_ * kSize / 16) + depth_ * kSize % 16;
         base_ = static_cast<const char*>(operand) + batch * kSize;
-        base_ += ALONG_K ? line * step_ + p * kSize : p * step_ + line * kSize;
+        base_ += ALONG_K ? (GATED ? line / 2 : line) * step_ + p * kSize : p * step_ + line * kSize;
         const Offset step = static_cast<Offset>(step_);
-        own_ = static_cast<Offset>(ALONG_K ? line_ : depth_) * step;
+        own_ = static_cast<Offset>(ALONG_K ? (GATED ? line_ / 2 : line_) : depth_) * step;
+        if (GATED) own_ += static_cast<Offset>(line_ % 2) * static_cast<Offset>(lines / 2) * step;
         own_ += static_cast<Offset>((ALONG_K ? depth_ : line_) * kSize);
         lines_ = lines - line > LINES ? LINES : static_cast<int>(lines - line);
         const i64 length = ALONG_K ? k : lines;
@@ -237,7 +242,7 @@ private:
     // Where a load begins.
     GEMMTUNE_DEVICE const char* at(const char* base, int n, int r) const {
         const int line = unit_line(n), depth = unit_depth(n) + r;
-        return base + (ALONG_K ? line * step_ + depth * kSize : depth * step_ + line * kSize) + own_;
+        return base + (ALONG_K ? (GATED ? line / 2 : line) * step_ + depth * kSize : depth * step_ + line * kSize) + own_;
     }
 
     // The first `here` elements of a load, then zeros; none is read where `here` is not positive.

@@ -41,16 +41,17 @@ struct NothingAround {
     GEMMTUNE_DEVICE void after() {}
 };
 
-// PRODUCTS: the elements' type, the type of sums and the instruction (MmaProducts; mma_bytes.h: MmaBytes).
+// PRODUCTS: the elements' type, the type of sums and the instruction (MmaProducts; mma_bytes.h: MmaBytes). GATED: of
+// A (gated_rows.h).
 template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int START_A, int START_B, int BM, int BN, int BK,
-          int WM, int WN, int STAGES, typename PRODUCTS = MmaProducts<typename TYPES::Input>>
+          int WM, int WN, int STAGES, typename PRODUCTS = MmaProducts<typename TYPES::Input>, bool GATED = false>
 struct TileProduct {
     using T = typename PRODUCTS::T;
     using Sum = typename PRODUCTS::Sum;
     static constexpr int kWarpsM = BM / WM, kWarps = kWarpsM * (BN / WN);
     static constexpr int kThreads = 32 * kWarps;
     static constexpr bool kDeep = START_A == kAnywhere || START_B == kAnywhere;
-    using TileA = OperandTile<T, false, A_ALONG_K, START_A, kDeep, BM, BK, kThreads>;
+    using TileA = OperandTile<T, false, A_ALONG_K, START_A, kDeep, BM, BK, kThreads, GATED>;
     using TileB = OperandTile<T, true, B_ALONG_K, START_B, kDeep, BN, BK, kThreads>;
     static constexpr int kStage = TileA::kBytes + TileB::kBytes;
     static constexpr int kColumns = 16, kPitch = WM + 4;   // of a warp's patch of sums on its way to D

@@ -8,9 +8,9 @@
 namespace gemmtune {
 
 template <typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK, int WM, int WN,
-          int M, int K, int STAGES, int SCALES>
+          int M, int K, int STAGES, int SCALES, bool GATED = false>
 struct GroupedMfma
     : GroupedStagedTile<Mfma<typename TYPES::A, typename TYPES::B, M, K>, TYPES, GROUPS, WHOLE_A, WHOLE_B, FAR,
-                        BM, BN, BK, WM, WN, STAGES, SCALES> {};
+                        BM, BN, BK, WM, WN, STAGES, SCALES, GATED> {};
 
 }  // namespace gemmtune

@@ -21,20 +21,21 @@
 #pragma once
 
 #include "device/byte_tiles.h"
+#include "device/gated_rows.h"
 #include "device/grouped.h"
 #include "device/grouped_weights.h"
 #include "device/mma.h"
 
 namespace gemmtune {
 
-// Lines of 16-bit or 8-bit elements: a team's chunk of them, its copies and its products.
-template <typename TYPES, int COLUMNS, int ROWS, int BK, int WARPS_M, GroupedScales SCALES>
+// Lines of 16-bit or 8-bit elements: a team's chunk of them, its copies and its products. GATED: gated_rows.h.
+template <typename TYPES, int COLUMNS, int ROWS, int BK, int WARPS_M, GroupedScales SCALES, bool GATED>
 struct GroupedLines {
     using Of = GroupedOf<TYPES>;
     using Args = typename Of::Args;
     using T = typename Of::T;
     using D = typename Of::D;
-    static constexpr bool kBytes = sizeof(T) == 1, kFinished = SCALES == kRowScales;
+    static constexpr bool kBytes = sizeof(T) == 1, kFinished = SCALES == kRowScales, kGated = GATED;
     static constexpr int kPlace = 16;                                            // where a slot begins, in bytes
     static constexpr int kTeam = 32 * WARPS_M, kAll = ROWS * WARPS_M;            // threads; rows of a block
     static constexpr int kChunk = BK;                                            // elements of k
@@ -52,6 +53,7 @@ struct GroupedLines {
     static_assert(ROWS % 16 == 0 && COLUMNS % 8 == 0 && kLine % 128 == 0, "whole tiles, whole banks");
     static_assert(SCALES != kBlockScales || BK % kScaleBlock == 0, "whole blocks");
     static_assert(kOn >= 1 && kAll % kOn == 0, "a team copies whole lines of weights at a time");
+    static_assert(!GATED || (kOn % 2 == 0 && !kBytes), "a team copies pairs of lines of 16-bit weights at a time");
 
     // A warp of the team.
     struct Member {
@@ -75,13 +77,15 @@ struct GroupedLines {
             const GemmArgs& args = all.gemm;
             mine = static_cast<int>(thread_index()) % kTeam;
             line = mine / kUnits, unit = mine % kUnits;
-            step_a = opaque(args.lda * (kSize * kOn)), step_b = opaque(args.ldb * (kSize * kOn));
+            step_a = opaque(args.lda * (kSize * (GATED ? kOn / 2 : kOn))), step_b = opaque(args.ldb * (kSize * kOn));
             k = args.k - unit * kOfUnit, blocks = (args.k - 1) / kScaleBlock + 1;
         }
 
         GEMMTUNE_DEVICE void start(const Args& all, const GroupedTilePlace& at) {
             const GemmArgs& args = all.gemm;
-            const i64 row = at.group * args.stride_a + (at.row + line) * args.lda;
+            const i64 half = args.m / 2 * args.lda;
+            const i64 row = at.group * args.stride_a + (GATED ? gated_line(at.row + line, args.lda, half)
+                                                              : (at.row + line) * args.lda);
             const i64 column = (static_cast<i64>(at.start) + at.column + line) * args.ldb;
             a = static_cast<const char*>(args.a) + (row + unit * kOfUnit) * kSize;
             b = static_cast<const char*>(args.b) + (column + unit * kOfUnit) * kSize;
@@ -298,7 +302,28 @@ private:
             }
         }
         block_barrier();
-        D* const d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column) * args.d_column + at.row;
+        D* const d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column) * args.d_column;
+        if constexpr (LINES::kGated) store_gated(args, at, parts, d + at.row / 2);
+        else store_plain(all, at, parts, d + at.row);
+    }
+    static GEMMTUNE_DEVICE void store_gated(const GemmArgs& args, const GroupedTilePlace& at, const float* parts,
+                                            D* d) {
+        constexpr int kRows = kAll / 2;
+        const int rows = (args.m - at.row) / 2;
+        GEMMTUNE_ROLL
+        for (int i = static_cast<int>(thread_index()); i < kRows * at.columns; i += kThreads) {
+            const int row = i % kRows, column = i / kRows;
+            float gate = 0.0f, up = 0.0f;
+            GEMMTUNE_UNROLL
+            for (int part = 0; part < WARPS_K; ++part) {
+                const float* const from = parts + part * kPart + column * kPitch + row * 2;
+                gate += from[0], up += from[1];
+            }
+            if (row < rows) d[column * args.d_column + row] = narrow<D>(gated(gate, up));
+        }
+    }
+    static GEMMTUNE_DEVICE void store_plain(const Args& all, const GroupedTilePlace& at, const float* parts, D* d) {
+        const GemmArgs& args = all.gemm;
         const int rows = args.m - at.row;
         GEMMTUNE_ROLL
         for (int i = static_cast<int>(thread_index()); i < kAll * at.columns; i += kThreads) {
@@ -315,10 +340,10 @@ private:
 
 // Of 16-bit floats, or of 8-bit ones with scales.
 template <typename TYPES, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K, int BLOCKS,
-          GroupedScales SCALES = kUnscaled>
+          GroupedScales SCALES = kUnscaled, bool GATED = false>
 struct GroupedRing
-    : GroupedRings<GroupedLines<TYPES, COLUMNS, ROWS, BK, WARPS_M, SCALES>, GROUPS, COLUMNS, SLOTS, WARPS_M, WARPS_K,
-                   BLOCKS> {};
+    : GroupedRings<GroupedLines<TYPES, COLUMNS, ROWS, BK, WARPS_M, SCALES, GATED>, GROUPS, COLUMNS, SLOTS, WARPS_M,
+                   WARPS_K, BLOCKS> {};
 
 // Of quantised weights.
 template <typename TYPES, typename QUANT, int GROUPS, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M,

@@ -11,13 +11,14 @@ from typing import ClassVar
 from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import scaled_blocks
+from backends.grouping import gated, scaled_blocks
 from backends.kernels.dequant_chunk import chunk_bytes, fragment_registers
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.grouped import (
     SCALED_COMPUTES,
     GroupedConfig,
     capacity,
+    gated_of,
     lines_rule,
     most_tiles,
     scales_of,
@@ -159,6 +160,8 @@ class GroupedRing(KernelFamily):
         at_once = self.team(values) * WIDE // line
         if at_once < 1 or lines % at_once:
             return f"{lines} rows of {deep} elements are no whole copies of a team"
+        if gated(problem) and at_once % 2:
+            return f"a team copies {at_once} rows of {deep} elements at a time; gated rows are pairs"
         return None
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -216,7 +219,8 @@ class GroupedRing(KernelFamily):
             kinds = f"{product.types}, {quantised(problem)}, {capacity(problem)}, {numbers}"
             instantiation = f"GroupedWeightRing<{kinds}>"
         else:
-            kinds = f"{types_of(problem)}, {capacity(problem)}, {numbers}, {scales_of(problem)}"
+            last = (scales_of(problem), *gated_of(problem))
+            kinds = f"{types_of(problem)}, {capacity(problem)}, {numbers}, {', '.join(last)}"
             instantiation = f"GroupedRing<{kinds}>"
         return GroupedConfig(
             product, self.header, instantiation,

@@ -13,6 +13,7 @@ from backends.kernels.grouped import (
     COMPUTES,
     GroupedConfig,
     capacity,
+    gated_of,
     lines_rule,
     most_tiles,
     table_bytes,
@@ -94,7 +95,7 @@ class GroupedTile(TileFamily):
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> GroupedConfig:
         """The instantiation of GroupedTile; on() sets the number of blocks."""
         t, blocks = self.tile(OrientedGemm(problem), values), number(values, "blocks_per_unit")
-        numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, blocks)))
+        numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, blocks, *gated_of(problem))))
         return GroupedConfig(
             t.product, self.header, f"GroupedTile<{t.product.types}, {capacity(problem)}, {numbers}>",
             t.threads, t.shared_bytes + table_bytes(problem), most_tiles(t.product, t.bm, t.bn),

@@ -15,17 +15,22 @@
 // tile's columns and of each warpgroup's 64 rows to the stage, and arrive at its barrier behind them. Scales of rows
 // multiply finished sums.
 //
+// Gated rows (gated_rows.h): a box of weights has pairs of lines, one of the gate's and one of up's, so that the tensor's
+// dimensions are k, the two halves and the lines of all groups' gates. A sum and the one of its pair are eight lanes'
+// neighbours: lanes exchange half of their sums, and each has both of the other half.
+//
 // A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
 #pragma once
 
+#include "device/gated_rows.h"
 #include "device/grouped.h"
 #include "device/wgmma_bytes.h"
 
 namespace gemmtune {
 
-// BLOCKS: resident blocks of a multiprocessor.
+// BLOCKS: resident blocks of a multiprocessor. GATED: gated_rows.h.
 template <typename TYPES, int GROUPS, int BM, int BN, int STAGES, int CLUSTER, int BLOCKS,
-          GroupedScales SCALES = kUnscaled>
+          GroupedScales SCALES = kUnscaled, bool GATED = false>
 struct GroupedWgmma {
     using Of = GroupedOf<TYPES>;
     using T = typename Of::T;
@@ -52,6 +57,7 @@ struct GroupedWgmma {
     static constexpr bool kWaits = true;
     static_assert(sizeof(T) <= 2 && kWarp == 32, "8-bit or 16-bit floats, fragments of 32 lanes");
     static_assert(kBytes == (SCALES != kUnscaled), "8-bit floats have scales");
+    static_assert(!GATED || !kBytes, "gated weights have no scales");
     static_assert(!kBlocks || (kDeep == kScaleBlock && BM <= 256), "a step's scales");
     static_assert(BN % (8 * CLUSTER) == 0, "parts are whole groups of eight lines");
     static_assert(BM % 64 == 0 && BN % kColumns == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
@@ -111,6 +117,8 @@ private:
     static GEMMTUNE_DEVICE void copy(const Args& all, const Tiles& tiles, int steps, Barrier* full, Barrier* empty,
                                      char* shared) {
         constexpr int kPart = BN / CLUSTER;  // lines of columns that this block requests
+        const GemmArgs& args = all.product.gemm;
+        const int lines = GATED ? static_cast<int>(args.stride_a / args.lda) : 0;  // from a group's gate to the next's
         Ring ring(kFree);
         GEMMTUNE_ROLL
         for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(all.product.gemm)) {
@@ -123,7 +131,10 @@ private:
                 wait_phase(&empty[ring.stage], ring.parity);
                 if (!kBlocks || lane_index() == 0) {
                     expect_bytes(done, kStage);
-                    copy_box(to, &all.maps[0], step * kDeep, at.row + rank() * BM, at.group, done);
+                    const int row = at.row + rank() * BM;
+                    if constexpr (GATED)
+                        copy_box(to, &all.maps[0], step * kDeep, 0, at.group * lines + row / 2, done);
+                    else copy_box(to, &all.maps[0], step * kDeep, row, at.group, done);
                     char* const part = to + kBytesA + rank() * kPart * kMapLine;
                     const int column = at.start + at.column + rank() * kPart;
                     if (CLUSTER == 1) copy_box(part, &all.maps[1], step * kDeep, column, 0, done);
@@ -189,7 +200,8 @@ private:
             else multiply_steps(sum, steps, ring, first_a, first_b, full, empty);
             const GroupedTilePlace at = tiles.place(tile);
             if constexpr (SCALES == kRowScales) scale_rows(product, at, sum);
-            store(args, at, sum, patch);
+            if constexpr (GATED) store_gated(args, at, sum, patch);
+            else store(args, at, sum, patch);
         }
     }
 
@@ -287,6 +299,44 @@ private:
             const float across = column < at.columns ? load_global(of_columns + column) : 0.0f;
             sum[i / 2 * 4 + i % 2] *= down[0] * across;
             sum[i / 2 * 4 + i % 2 + 2] *= down[1] * across;
+        }
+    }
+
+    // Stores what a warp's 16 rows of sums make, eight rows of D, a lane four rows of a column at a time. A lane of even
+    // groups has the gates of rows group / 2 and 4 + group / 2, one of odd groups their ups (gated_rows.h).
+    static GEMMTUNE_DEVICE void store_gated(const GemmArgs& args, const GroupedTilePlace& at,
+                                            const float (&sum)[BN / 2], D* patch) {
+        constexpr int kDown = 8, kWords = 4 * static_cast<int>(sizeof(D)) / 4;  // rows of a patch; of four elements
+        const int lane = lane_index(), group = lane / 4, member = lane % 4, odd = group % 2, half = lane % 2 * 4;
+        const int row = (at.row + rank() * BM) / 2 + warp_index() * 8 + half, rows = args.m / 2 - row;
+        D* d = static_cast<D*>(args.d) + (static_cast<i64>(at.start) + at.column + lane / 2) * args.d_column + row;
+        const u64 apart = static_cast<u64>(args.d_column) * sizeof(D);
+        const bool whole = ((reinterpret_cast<u64>(d) | apart) & (4 * sizeof(D) - 1)) == 0 && rows >= 4;
+        GEMMTUNE_UNROLL
+        for (int first = 0; first < BN; first += kColumns) {
+            if (first >= at.columns) break;
+            warp_barrier();  // the previous columns have been read
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const int from = first / 2 + i / 2 * 4 + i % 2, column = i / 2 * 8 + member * 2 + i % 2;
+                const float low = sum[from], high = sum[from + 2], other = shuffle_xor(odd ? low : high, 4);
+                patch[column * kDown + odd * 4 + group / 2] = narrow<D>(odd ? gated(other, high) : gated(low, other));
+            }
+            warp_barrier();
+            const D* const from = patch + lane / 2 * kDown + half;
+            if (first + lane / 2 < at.columns) {
+                if (whole) {
+                    unsigned words[kWords];
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const unsigned*>(from)[i];
+                    store_words(d, words);
+                } else {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 4; ++i)
+                        if (i < rows) d[i] = from[i];
+                }
+            }
+            d += kColumns * args.d_column;
         }
     }
 

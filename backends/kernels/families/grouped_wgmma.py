@@ -11,13 +11,14 @@ from typing import ClassVar
 from backends.archs import GpuArch
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import scaled_blocks
+from backends.grouping import gated, scaled_blocks
 from backends.kernels.cluster import scheduled_threads
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.grouped import (
     SCALED_COMPUTES,
     GroupedConfig,
     capacity,
+    gated_of,
     lines_rule,
     most_tiles,
     scales_of,
@@ -35,7 +36,7 @@ from backends.kernels.legality import (
     shared_rule,
 )
 from backends.kernels.oriented_gemm import OrientedGemm, oriented
-from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
+from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, gated_map, map_of
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -117,6 +118,11 @@ class GroupedWgmma(KernelFamily):
             return broken
         if max(problem.stride_a, problem.lda, problem.ldb) * product.element_bytes >= MOST_STEP:
             return "the copy engine takes steps below 2^40 bytes"
+        if gated(problem) and problem.stride_a % problem.lda:
+            return (
+                "the copy engine takes pairs of gated rows where the weights of groups are whole rows apart, "
+                f"and {problem.stride_a} elements are no multiple of {problem.lda}"
+            )
         shared, threads = self.shared_bytes(problem, values), scheduled_threads(self.threads(values))
         if blocks > 1 and blocks * (shared + _BLOCK_SHARED) > arch.unit_shared_bytes:
             return f"{blocks} blocks take {shared} bytes of shared memory each; {arch.name} has fewer"
@@ -175,10 +181,11 @@ class GroupedWgmma(KernelFamily):
         names = ("tile_m", "tile_n", "stages", "cluster", "blocks_per_unit")
         bm, bn, stages, cluster, blocks = (number(values, name) for name in names)
         numbers = ", ".join(map(str, (capacity(problem), bm, bn, stages, cluster, blocks)))
-        kinds = f"{types_of(problem)}, {numbers}, {scales_of(problem)}"
+        kinds = ", ".join((types_of(problem), numbers, scales_of(problem), *gated_of(problem)))
+        weights = gated_map(product, bm) if gated(problem) else map_of(product, "a", bm)
         return GroupedConfig(
             product, self.header, f"GroupedWgmma<{kinds}>", self.threads(values),
             self.shared_bytes(problem, values), cluster * most_tiles(product, bm * cluster, bn),
             spans_batch=True, arch_specific=True, resident=blocks, clustered=cluster,
-            tensors=(map_of(product, "a", bm), map_of(product, "b", bn // cluster)),
+            tensors=(weights, map_of(product, "b", bn // cluster)),
         )  # fmt: skip

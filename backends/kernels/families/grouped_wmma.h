@@ -8,9 +8,9 @@
 namespace gemmtune {
 
 template <typename TYPES, int GROUPS, bool WHOLE_A, bool WHOLE_B, bool FAR, int BM, int BN, int BK, int WM, int WN,
-          int GENERATION, int STAGES, int SCALES>
+          int GENERATION, int STAGES, int SCALES, bool GATED = false>
 struct GroupedWmma
     : GroupedStagedTile<Wmma<typename TYPES::A, typename TYPES::B, GENERATION>, TYPES, GROUPS, WHOLE_A, WHOLE_B, FAR,
-                        BM, BN, BK, WM, WN, STAGES, SCALES> {};
+                        BM, BN, BK, WM, WN, STAGES, SCALES, GATED> {};
 
 }  // namespace gemmtune

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.grouping import active_groups
+from backends.grouping import active_groups, gated
 from backends.kernels.legality import arch_of
 from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.family import Values, holds, launches
@@ -168,6 +168,8 @@ class TritonFusedMoe(FrameworkFamily):
         p = problem
         if p.groups == 0:
             return "the fused mixture of experts multiplies rows of groups; this is a product of one matrix"
+        if gated(p):
+            return "the fused mixture of experts has no activation: another kernel applies it"
         if p.weight_only:
             return f"the fused mixture of experts multiplies weights of the rows' type, not {p.dtype_a}"
         if kind_of(p) != HALVES:

@@ -87,11 +87,18 @@ class Recording:
 
     def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """See Watcher."""
-        if device_type != self._type:
-            return
+        if device_type == self._type:
+            self._add(product)
+
+    def lacked(self, product: AnyProduct, device_type: str) -> None:
+        """See Watcher. A row of it, or of what ran in its place, may serve the call."""
+        if device_type == self._type:
+            self._add(product)
+
+    def _add(self, product: AnyProduct) -> None:
         if self._prepacked and isinstance(product, WeightProduct):
             product = product._replace(prepacked=True)
-        captured = device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+        captured = self._type == "cuda" and torch.cuda.is_current_stream_capturing()
         with self._lock:
             self._calls[product] += self._replays if captured else 1
 

@@ -145,6 +145,9 @@ class Count:
         with self._lock:
             self._calls[(product, row)] += 1
 
+    def lacked(self, product: AnyProduct, device_type: str) -> None:
+        """See Watcher. What ran in its place is counted."""
+
     def saw_layer(self, layer: FewTokens, device_type: str) -> None:
         """See Watcher."""
         with self._lock:

@@ -70,8 +70,9 @@ class Served:
     table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
     quantised weights, the activations' type, bias, prepacked -> M -> row; `layouts`: that form -> the layouts
     that rows read -> bytes. `scaled`: all but M of a product of 8-bit operands with scales -> M -> row.
-    `grouped`: groups, N, K, the type -> M -> row. `scaled_grouped`: groups, N, K, the scales, the output's
-    type -> M -> row. `grouped_weights`: groups, the form of each group's weights, the rows' type -> M -> row.
+    `grouped`: groups, N, K, the type, the activation -> M -> row. `scaled_grouped`: groups, N, K, the scales,
+    the output's type -> M -> row. `grouped_weights`: groups, the form of each group's weights, the rows' type
+    -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:

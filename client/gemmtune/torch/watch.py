@@ -19,6 +19,9 @@ class Watcher(Protocol):
     def saw(self, product: AnyProduct, row: Any | None, device_type: str) -> None:
         """A product ran: by `row` (a TunedRow), or by torch if that is None."""
 
+    def lacked(self, product: AnyProduct, device_type: str) -> None:
+        """A row of this product would have run, and there is none: what ran in its place is told, too."""
+
     def saw_layer(self, layer: FewTokens, device_type: str) -> None:
         """A layer of experts ran by two launches, without products."""
 
@@ -51,6 +54,14 @@ def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:
         return
     for one in tuple(WATCHERS):
         one.saw(product, row, device_type)
+
+
+def tell_lacking(product: AnyProduct, device_type: str) -> None:
+    """Tells every watcher of a product without a row, in whose place others run."""
+    if is_inside():
+        return
+    for one in tuple(WATCHERS):
+        one.lacked(product, device_type)
 
 
 def tell_layer(layer: FewTokens, device_type: str) -> None:

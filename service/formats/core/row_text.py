@@ -100,7 +100,7 @@ def _beyond_defaults(p: GemmProblem) -> dict[str, Any]:
         ("lda", p.ldb, rows_b),
         ("ldb", p.lda, rows_a),
         ("ldc", p.ldc, p.ldd),
-        ("ldd", p.ldd, p.m if p.ldc == p.ldd else p.ldc),
+        ("ldd", p.ldd, p.rows_d if p.ldc == p.ldd else p.ldc),
         ("alignment", p.alignment, 16),
         ("fast_accumulation", p.fast_accumulation, False),
     )

@@ -84,7 +84,7 @@ class Bench:
         self.problem, self._reference = problem, reference
         self.shapes = layouts(problem)
         self.buffers = {name: device.allocate(shape.bytes) for name, shape in self.shapes.items()}
-        elements = problem.m * problem.n * problem.batch
+        elements = problem.rows_d * problem.n * problem.batch
         self.expected, self.tolerance = device.allocate(8 * elements), device.allocate(4 * elements)
         kind = tuners_inputs.scaled_down(distribution, problem)
         for seed, (name, shape) in enumerate(self.shapes.items()):
@@ -105,7 +105,8 @@ class Bench:
         p = self.problem
         expected = self.expected.download(0, self.expected.size).view(np.float64)
         tolerance = self.tolerance.download(0, self.tolerance.size).view(np.float32)
-        return expected.reshape(p.batch, p.n, p.m), tolerance.reshape(p.batch, p.n, p.m)
+        shape = p.batch, p.n, p.rows_d
+        return expected.reshape(shape), tolerance.reshape(shape)
 
     def put(self, values: Array) -> None:
         """Makes `values` D's elements."""

@@ -66,6 +66,24 @@ def test_what_they_run_is_right(call: str) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("call", ["grouped_mm", "loop"])
+def test_the_activation_follows_as_operations(call: str) -> None:
+    torch = pytest.importorskip("torch")
+    problem = from_linear(9, 24, 40, "bf16", groups=4, routing=[0, 5, 0, 4], activation="swiglu")
+    assert calls(CUDA, problem) == ["grouped_mm", "loop"]
+    assert calls(ROCM, problem) == ["loop"]
+    x, w = torch.randn(9, 40).bfloat16(), torch.randn(4, 24, 40).bfloat16()
+    d, ends = torch.full((9, 12), float("nan")).bfloat16(), torch.from_numpy(np.array(ends_of(problem)))
+    kernel = TorchGroupedKernel(problem, call, None)  # type: ignore[arg-type]  # the device is not asked
+    for step in kernel._steps(torch, problem, {"b": x, "a": w, "d": d, "offsets": ends}):
+        step()
+    for group, start, end in spans_of(problem):
+        y = x[start:end].float() @ w[group].float().t()
+        wanted = torch.nn.functional.silu(y[:, :12]) * y[:, 12:]
+        assert torch.allclose(d[start:end].float(), wanted, rtol=0.03, atol=0.1)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("draw", [0, 1, 3])
 def test_a_loop_is_over_the_groups_of_the_operands_draw(draw: int) -> None:
     torch = pytest.importorskip("torch")

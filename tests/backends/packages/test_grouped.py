@@ -55,6 +55,22 @@ def test_the_ends_are_an_operand_of_the_caller(name: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["grouped-ring", "grouped-tile", "grouped-wgmma"])
+def test_swiglu_halves_the_output_that_a_package_describes(name: str) -> None:
+    """The argument is the same; the copy engine's tensor has the two halves of the weights."""
+    gated = from_linear(64, 96, 128, "bf16", groups=8, routing="skewed", activation="swiglu")
+    solution = next(iter(FAMILIES[name].solutions(gated, H200)))
+    config = FAMILIES[name].config(gated, solution.parameters, SM_90).on(132)
+    struct = kernel_argument(config)
+    fields = {one.name: one for one in struct.fields}
+    assert (fields["m"].value, fields["d_column"].value) == (96, 48)
+    d = operands_of(gated)["d"]
+    assert (d["rows"], d["columns"], d["ld"], d["bytes"]) == (48, 64, 48, 64 * 48 * 2)
+    maps = [one.value.map for one in struct.fields if isinstance(one.value, Encode)]
+    if name == "grouped-wgmma":
+        assert (maps[0].sizes, maps[0].strides) == ((128, 2, 7 * 96 + 48), (48 * 256, 256))
+
+
 SCALED = from_linear(
     64, 96, 160, "fp8_e4m3", groups=8, routing="skewed", scale_a="block_1x128", scale_b="block_128x128"
 )

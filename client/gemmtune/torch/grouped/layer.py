@@ -19,7 +19,7 @@ from gemmtune.torch.grouped.layer_checks import (
     tensors_of,
 )
 from gemmtune.torch.grouped.scaled import TYPES, quantised
-from gemmtune.torch.grouped.steps import by_kernels, weights_of
+from gemmtune.torch.grouped.steps import by_kernels, gates_product, weights_of
 from gemmtune.torch.watch import WATCHERS
 
 
@@ -64,6 +64,9 @@ def moe(
     products are grouped_mm_w4a16(): where no row of a table serves one it dequantises the weights of all
     experts. There are no gradients of weights of 8 and 4 bits.
 
+    The first product of 16-bit weights has silu in it, without gate_up_bias and not interleaved: it is
+    grouped_mm(activation="swiglu"), one launch where the table in use has a row of such a product.
+
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
     one launch each; elsewhere they are torch's operations. Both give the products the same rows. A few tokens
     run there by two launches without products (few_tokens.takes())."""
@@ -99,14 +102,19 @@ def moe(
         rows, scales = rows.view(torch.uint8)[sources].view(kind), scales[sources]
     else:
         rows, scales = x[sources], None
-    hidden = first.product(rows, scales, offsets, x.dtype)
-    if gate_up_bias is not None:
-        numbers = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
-        hidden = hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(offsets, numbers, right=True)]
-    elif kind is not None or limit is not None:
-        hidden = hidden.float()
-    rows = activated(hidden, interleaved, limit)
-    rows, scales = quantised(rows, kind) if kind is not None else (rows.to(x.dtype), None)
+    if gates_product(first, gate_up_bias, interleaved, limit):
+        rows = first.gated_product(rows, offsets)
+    else:
+        hidden = first.product(rows, scales, offsets, x.dtype)
+        if gate_up_bias is not None:
+            numbers = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
+            hidden = (
+                hidden.float() + _with_none(gate_up_bias)[torch.searchsorted(offsets, numbers, right=True)]
+            )
+        elif kind is not None or limit is not None:
+            hidden = hidden.float()
+        rows = activated(hidden, interleaved, limit)
+        rows, scales = quantised(rows, kind) if kind is not None else (rows.to(x.dtype), None)
     out = second.product(rows, scales, offsets, x.dtype)[place].float()
     if down_bias is not None:
         out = out + down_bias.float()[ids.to(torch.int64).clamp(0, experts - 1)]

@@ -3,7 +3,10 @@
 The operator looks the row up when it runs, so that one compiled graph serves every M. M without a row takes
 the next larger M's that is at most twice as large, with rows behind the input that belong to no group: a
 launch reads the groups' ends on the device, whatever they are. Otherwise, and without a table, torch
-computes."""
+computes.
+
+Where no row serves a product with its activation, the product without runs, by a row or torch, and then the
+activation."""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.grouped import ends
-from gemmtune.torch.grouped.products import GroupedProduct, by_torch
+from gemmtune.torch.grouped import ends, glue
+from gemmtune.torch.grouped.products import ACTIVATIONS, GroupedProduct, by_torch, silu_mul
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
-from gemmtune.torch.watch import WATCHERS, tell
+from gemmtune.torch.watch import WATCHERS, tell, tell_lacking
 
 #: Rows that an input may always be padded to: their time is that of reading the weights.
 _ALWAYS_PADDED = 64
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
-    "grouped_mm(Tensor input, Tensor weight, Tensor offsets) -> Tensor",
+    "grouped_mm(Tensor input, Tensor weight, Tensor offsets, str activation='none') -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
@@ -31,8 +34,15 @@ class GroupError(ValueError):
     """Operands of a grouped product that do not fit each other."""
 
 
-def checked(x: Any, weight: Any, offsets: Any) -> None:
+def checked(x: Any, weight: Any, offsets: Any, activation: str = "none") -> None:
     """Raises GroupError."""
+    if activation not in ACTIVATIONS:
+        raise GroupError(f"activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
+    if activation == "swiglu" and weight.dim() == 3 and weight.shape[1] % 2:
+        raise GroupError(
+            f"activation swiglu: half of the {weight.shape[1]} rows of weights are the gate's, so their "
+            "number must be even"
+        )
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2] or x.dtype is not weight.dtype:
         raise GroupError(
             f"x is {list(x.shape)} of {x.dtype} and the weights are {list(weight.shape)} of "
@@ -62,17 +72,22 @@ def check_ends(offsets: Any, rows: int) -> None:
         before = end
 
 
-def _run(x: Any, weight: Any, offsets: Any) -> Any:
-    checked(x, weight, offsets)
+def _run(x: Any, weight: Any, offsets: Any, activation: str = "none") -> Any:
+    checked(x, weight, offsets, activation)
     kind = x.device.type
     served = current(kind)
     groups, n, k = weight.shape
-    product = GroupedProduct(x.shape[0], groups, n, k, x.dtype)
+    product = GroupedProduct(x.shape[0], groups, n, k, x.dtype, activation=activation)
     if not product.m:
-        return x.new_empty((0, n))
+        return x.new_empty((0, product.columns))
     check_ends(offsets, product.m)
     if served is not None and (found := run_grouped(served, product, x, weight, offsets)) is not None:
         return found
+    if activation != "none":
+        if WATCHERS:
+            tell_lacking(product, kind)
+        found = _run(x, weight, offsets)
+        return glue.activation(found, offsets)[0] if glue.runs(found) else silu_mul(found)
     if WATCHERS:
         tell(product, None, kind)
     with inside():
@@ -93,7 +108,7 @@ def run_grouped(served: Served, product: GroupedProduct, x: Any, weight: Any, of
         padded = x.new_zeros((wanted, product.k))
         padded[: product.m] = x
         x = padded
-    out = x.new_empty((wanted, product.n))
+    out = x.new_empty((wanted, product.columns))
     addresses = (weight.data_ptr(), x.data_ptr(), out.data_ptr(), offsets.data_ptr())
     if not row.launch(x.get_device() if row.on_gpu else 0, addresses):
         return None
@@ -112,13 +127,18 @@ def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | No
     return None
 
 
-def _fake(x: Any, weight: Any, offsets: Any) -> Any:
-    checked(x, weight, offsets)
-    return x.new_empty((x.shape[0], weight.shape[1]))
+def _fake(x: Any, weight: Any, offsets: Any, activation: str = "none") -> Any:
+    checked(x, weight, offsets, activation)
+    return x.new_empty((x.shape[0], weight.shape[1] // (1 if activation == "none" else 2)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+    x, weight, offsets, *rest = inputs
+    activation = rest[0] if rest else "none"
+    if activation != "none":
+        raise GroupError(f"activation {activation}: the operator has no gradients of it; grouped_mm() has")
+    ctx.save_for_backward(x, weight, offsets)
+    ctx.others = len(rest)
 
 
 def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
@@ -132,7 +152,7 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         to_x = to_x.masked_fill(of_none[:, None], 0.0)
     if ctx.needs_input_grad[1]:
         to_weight = torch._grouped_mm(grad.t(), x, offs=offsets)
-    return to_x, to_weight, None
+    return to_x, to_weight, None, *[None] * ctx.others
 
 
 for _key in ("CPU", "CUDA"):
@@ -144,7 +164,7 @@ torch.library.register_autograd("gemmtune::grouped_mm", _backward, setup_context
 OPERATOR = torch.ops.gemmtune.grouped_mm.default
 
 
-def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
+def grouped_mm(x: Any, weight: Any, offs: Any, activation: str = "none") -> Any:
     """D[m, n]: every row of x[m, k] by the weights of its group, weight[groups, n, k] (F.linear's,
     contiguous).
 
@@ -152,5 +172,13 @@ def grouped_mm(x: Any, weight: Any, offs: Any) -> Any:
     group's, and so on. A group may have no rows. Rows from offs[-1] on are undefined. Nothing waits for the
     device, so that a graph can capture it where a row of the table in use (enable(), apply()) serves the
     call; else torch._grouped_mm computes. Gradients flow to x and weight. Raises GroupError, a ValueError,
-    also for wrong ends on a CPU."""
-    return OPERATOR(x, weight, offs)
+    also for wrong ends on a CPU.
+
+    activation "swiglu": D[m, n / 2] = silu(y[:, : n / 2]) * y[:, n / 2 :] of the product y, as the first
+    product of an expert has it; the gate's rows of weight come first. A row of such a product never rounds y.
+    Otherwise y is computed as without an activation, and so rounded to x's type. Where x or weight needs a
+    gradient, the activation is torch's operations."""
+    if activation == "swiglu" and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        checked(x, weight, offs, activation)
+        return silu_mul(OPERATOR(x, weight, offs))
+    return OPERATOR(x, weight, offs, activation)

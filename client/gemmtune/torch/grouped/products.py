@@ -20,15 +20,17 @@ GROUPED_DEFAULTS = ("torch-grouped",)
 _ROUTINGS = ("uniform", "skewed")
 #: The standard deviation of the logarithm of skewed popularities (backends/grouping.py of the service).
 _SKEW = 1.2
+#: What follows a product: nothing, or silu of the first half of its columns times the second half.
+ACTIVATIONS = ("none", "swiglu")
 #: Types of the operands.
 TYPES = (torch.bfloat16, torch.float16)
-#: What a program has of such a product but M: groups, N, K, the type.
-GroupedKey = tuple[int, int, int, Any]
+#: What a program has of such a product but M: groups, N, K, the type, the activation.
+GroupedKey = tuple[int, int, int, Any, str]
 
 
 class GroupedProduct(NamedTuple):
     """D[m,n] = x[m,k] w[groups,n,k]^T, each row by its group's weights, all packed. `routing`: how the rows
-    of the measured product were distributed."""
+    of the measured product were distributed. With the activation swiglu D is [m,n/2]."""
 
     m: int
     groups: int
@@ -37,6 +39,12 @@ class GroupedProduct(NamedTuple):
     dtype: Any
     routing: str = "uniform"
     extra: str = ""
+    activation: str = "none"
+
+    @property
+    def columns(self) -> int:
+        """Columns of D."""
+        return self.n // 2 if self.activation == "swiglu" else self.n
 
     @property
     def batch(self) -> int:
@@ -51,7 +59,7 @@ class GroupedProduct(NamedTuple):
     @property
     def key(self) -> GroupedKey:
         """All but M and the routing."""
-        return self.groups, self.n, self.k, self.dtype
+        return self.groups, self.n, self.k, self.dtype, self.activation
 
     @property
     def preference(self) -> int:
@@ -61,13 +69,15 @@ class GroupedProduct(NamedTuple):
     @property
     def type_name(self) -> str:
         """The number format and the groups, for people."""
-        return f"{NAMES[self.dtype]} in {self.groups} groups"
+        gated = "" if self.activation == "none" else f", {self.activation}"
+        return f"{NAMES[self.dtype]} in {self.groups} groups{gated}"
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""
         return {
             "m": self.m, "n": self.n, "k": self.k, "dtype": NAMES[self.dtype], "trans_b": True,
             "groups": self.groups, "routing": routing_wire(self.routing),
+            **({} if self.activation == "none" else {"epilogue": self.activation}),
         }  # fmt: skip
 
 
@@ -88,16 +98,21 @@ def of_row(row: Row) -> GroupedProduct | None:
     m, n, k = p["n"], p["m"], p["k"]
     if not groups or dtype not in TYPES or p["dtype_d"] != p["dtype_b"]:
         return None
-    packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == n and p["stride_a"] == n * k
-    if not packed or set(row.operands) != {"a", "b", "d", "offsets"}:
+    product = GroupedProduct(m, groups, n, k, dtype, p["routing"], activation=p["activation"])
+    columns = product.columns
+    packed = p["lda"] == k and (p["ldb"] == k or m == 1) and p["ldd"] == columns and p["stride_a"] == n * k
+    if not packed or product.activation not in ACTIVATIONS:
         return None
-    return GroupedProduct(m, groups, n, k, dtype, p["routing"])
+    return product if set(row.operands) == {"a", "b", "d", "offsets"} else None
 
 
 def of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedProduct | None:
     """The product of a call of torch._grouped_mm; None for what is none of ours, see key_of_call()."""
     key = key_of_call(x, w, offs, bias, out_dtype)
-    return None if key is None or not x.shape[0] else GroupedProduct(x.shape[0], *key)
+    if key is None or not x.shape[0]:
+        return None
+    groups, n, k, dtype, _ = key
+    return GroupedProduct(x.shape[0], groups, n, k, dtype)
 
 
 def key_of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> GroupedKey | None:
@@ -112,7 +127,7 @@ def key_of_call(x: Any, w: Any, offs: Any, bias: Any, out_dtype: Any) -> Grouped
         return None
     if not x.device == w.device == offs.device:
         return None
-    return groups, n, k, x.dtype
+    return groups, n, k, x.dtype, "none"
 
 
 # ---- tensors, for a race -------------------------------------------------------------------------
@@ -147,7 +162,7 @@ def make(p: GroupedProduct, device: Any) -> GroupedOperands:
         return torch.randn(shape, generator=random, device=device)
 
     counts = counts_of(p.routing, p.m, p.groups, random, device)
-    out = torch.empty((p.m, p.n), dtype=p.dtype, device=device)
+    out = torch.empty((p.m, p.columns), dtype=p.dtype, device=device)
     weight = floats(p.groups, p.n, p.k).to(p.dtype)
     return GroupedOperands(floats(p.m, p.k).to(p.dtype), weight, counts.cumsum(0).to(torch.int32), out)
 
@@ -167,7 +182,8 @@ def torch_call(p: GroupedProduct, given: GroupedOperands) -> Callable[[], Any]:
 
     def call() -> Any:
         with inside():  # another row must not serve it
-            return by_torch(given.a, given.weight, given.offsets)
+            product = by_torch(given.a, given.weight, given.offsets)
+            return product if p.activation == "none" else silu_mul(product)
 
     return call
 
@@ -176,3 +192,9 @@ def by_torch(x: Any, weight: Any, offsets: Any) -> Any:
     """torch's own call. It is fast, and can be captured, in bf16 on Hopper and later; elsewhere torch copies
     the ends to the host and loops."""
     return torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets)
+
+
+def silu_mul(product: Any) -> Any:
+    """silu(gate) * up of [m, n], whose first columns are the gate's, in its type, by two operations."""
+    gate, up = product.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

@@ -41,6 +41,10 @@ class ExpertWeights(NamedTuple):
         """The type that rows are quantised to, the weights'; None if they are not."""
         return self.tensors[0].dtype if self.scaled else None
 
+    def gated_product(self, rows: Any, ends: Any) -> Any:
+        """silu(gate) * up of the product of 16-bit weights whose gates come first."""
+        return grouped_mm(rows, self.tensors[0], ends, activation="swiglu")
+
     def product(self, rows: Any, scales: Any, ends: Any, dtype: Any) -> Any:
         """Rows sorted by expert, by the weights of theirs. `scales`: of quantised rows."""
         if self.packed:
@@ -63,6 +67,12 @@ def weights_of(weight: Any, scale: Any) -> ExpertWeights:
     return ExpertWeights([weight] if scale is None else [weight, scale])
 
 
+def gates_product(gate_up: ExpertWeights, bias: Any, interleaved: bool, limit: float | None) -> bool:
+    """Whether the activation is one that a product of these weights may have: silu(gate) * up without biases,
+    the gate's rows first."""
+    return len(gate_up.tensors) == 1 and bias is None and not interleaved and limit is None
+
+
 def by_kernels(
     x: Any,
     weights: Any,
@@ -77,7 +87,10 @@ def by_kernels(
     """The layer of rows that glue.runs() takes."""
     kind = gate_up.rows_type
     rows, scales, ends, place = glue.rows_of_experts(x, ids, gate_up.experts, kind)
-    hidden = gate_up.product(rows, scales, ends, x.dtype)
-    rows, scales = glue.activation(hidden, ends, kind, gate_up_bias, interleaved, limit)
+    if gates_product(gate_up, gate_up_bias, interleaved, limit):
+        rows = gate_up.gated_product(rows, ends)
+    else:
+        hidden = gate_up.product(rows, scales, ends, x.dtype)
+        rows, scales = glue.activation(hidden, ends, kind, gate_up_bias, interleaved, limit)
     out = down.product(rows, scales, ends, x.dtype)
     return glue.weighted_sum(out, place, weights, x.dtype, down_bias, None if down_bias is None else ids)

@@ -3,8 +3,9 @@ Inductor, and with 4-bit weights by rows of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from gemmtune.torch.grouped.scaled import quantised
 from backends.cache import BinaryCache
 from backends.kernels.families import FAMILIES
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
-from backends.problem import GemmProblem
+from backends.problem import GemmProblem, from_linear
 from backends.registry import devices
 from tests.backends.weight_samples import mxfp4
 from tests.backends.weight_samples import weights as w4a16
@@ -297,21 +298,46 @@ def problems(rows: int) -> Iterator[GemmProblem]:
 @pytest.fixture(scope="module")
 def table(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Table:
     """Rows of both products for up to 64 tokens, of the likeliest candidate each."""
+    return table_of([(one, "grouped-ring") for one in problems(64 * CHOSEN)], tmp_path_factory.mktemp("rows"))
+
+
+def table_of(rows: Sequence[tuple[GemmProblem, str]], folder: Path) -> Table:
+    """A row of the likeliest candidate of a family for each problem."""
     found, notes = devices("cuda")
     assert found, notes
     environment = found[0].environment
-    folder, family = tmp_path_factory.mktemp("rows"), FAMILIES["grouped-ring"]
     said: dict[str, Any] = {
         "judgement": "WIN", "seconds": 1.0, "baseline_seconds": 1.0, "baseline": "torch", "rounds": 1,
         "baseline_family": "torch-grouped", "speedup": [1.0, 1.0, 1.0], "session": None, "decided_at": None,
     }  # fmt: skip
     with BundleBuilder(environment.device_class, "graph-cold", {}) as builder:
-        for one in problems(64 * CHOSEN):
-            solution = next(iter(family.solutions(one, environment)))
+        for one, family in rows:
+            solution = next(iter(FAMILIES[family].solutions(one, environment)))
             row = Measured(one, solution, environment, said)
             builder.add(describe_row(row, environment.device_class.arch, BinaryCache(folder / "cache")))
         builder.write(folder / "rows.gtb")
     return gemmtune.load(folder / "rows.gtb")
+
+
+@pytest.mark.parametrize("family", ["grouped-ring", "grouped-tile", "grouped-wgmma"])
+@pytest.mark.parametrize("tokens", [40, 512])
+def test_the_activation_is_in_the_first_product(gpu: None, family: str, tokens: int, tmp_path: Path) -> None:
+    """moe() takes the row, eager, captured and compiled, and is nearer to the exact layer than without."""
+    if family == "grouped-wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs sm_90a")
+    rows = tokens * CHOSEN
+    first = from_linear(rows, 2 * INTER, HIDDEN, "bf16", groups=EXPERTS, activation="swiglu")
+    second = from_linear(rows, HIDDEN, INTER, "bf16", groups=EXPERTS)
+    given = layer(tokens)
+    wanted = moe(*given)
+    table = table_of([(first, family), (second, family)], tmp_path)
+    with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
+        assert close(moe(*given), wanted)
+        found = count.report()
+        assert (found.hits, found.misses, found.wrong_ends) == (2, 0, 0), found
+        captured(tokens, given, {})
+        compiled = torch.compile(moe, fullgraph=True)(*given)
+        assert torch.equal(compiled, moe(*given))
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "w4a16"])

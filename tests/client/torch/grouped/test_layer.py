@@ -128,9 +128,9 @@ def test_a_row_of_no_expert_that_is_nan_leaves_gradients_alone(monkeypatch: pyte
     """Rows beyond the last end are undefined."""
     plain = gemmtune.torch.grouped_mm
 
-    def undefined(x: Any, weight: Any, ends: Any) -> Any:
+    def undefined(x: Any, weight: Any, ends: Any, activation: str = "none") -> Any:
         beyond = torch.arange(len(x)) >= ends[-1]
-        return plain(x, weight, ends).masked_fill(beyond[:, None], float("nan"))
+        return plain(x, weight, ends, activation).masked_fill(beyond[:, None], float("nan"))
 
     monkeypatch.setattr("gemmtune.torch.grouped.steps.grouped_mm", undefined)
     x, gate_up, down, weights, ids = layer()

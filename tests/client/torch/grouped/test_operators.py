@@ -227,7 +227,7 @@ def test_rows_of_a_table(table: Table) -> None:
     with gemmtune.torch.enable(table):
         served = current("cpu")
         assert served is not None
-        rows = served.grouped[E, N, K, torch.bfloat16]
+        rows = served.grouped[E, N, K, torch.bfloat16, "none"]
         assert {m: row.product.routing for m, row in rows.items()} == {6: "uniform", 40: "40,0,0,0"}
         assert served.left_out == {"no call of torch's is such a product": 1}
 

@@ -86,6 +86,9 @@ class Seen:
         found = None if row is None else (row.product.m, row.product.prepacked, row.layout)
         self.rows.append(found)
 
+    def lacked(self, product: Any, device_type: str) -> None:
+        raise AssertionError(product)
+
     def saw_layer(self, layer: Any, device_type: str) -> None:
         raise AssertionError("there are no layers")
 
