@@ -22,6 +22,7 @@ from backends.registry import BACKENDS as REGISTERED
 from backends.registry import load_object
 from backends.solution import Parameter, Solution
 from tests.backends.hip.on_host.build import variables
+from tests.backends.weight_samples import mx_product
 from tuners.inputs import Case, applicable, cases
 from tuners.verify_device import make_verifier
 
@@ -37,6 +38,7 @@ PROBLEMS = {
     "int8": from_linear(31, 70, 90, "int8"),
     "groups": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1]),
     "swiglu": from_linear(40, 48, 72, "bf16", groups=5, routing=[0, 30, 0, 9, 1], activation="swiglu"),
+    "mxfp4 by mxfp4": mx_product(33, 70, 96),
     "int8 in whole vectors": from_linear(32, 64, 96, "int8"),
     "bias along rows": from_mm(30, 50, 20, bias="fp32", bias_axis="m"),
 }
@@ -59,10 +61,12 @@ RECORDED = {
     ),
 }  # fmt: skip
 #: Problems that no call of a backend without torch takes: cuBLASLt multiplies int8 with k in whole vectors of
-#: four; AMD's libraries add a bias along the contiguous dimension alone, and have no products of groups.
+#: four; AMD's libraries add a bias along the contiguous dimension alone, and have no products of groups nor
+#: of MXFP4.
 REFUSED = {("cuda", "int8"), ("null", "fp64 tt beta"), ("null", "int8"), ("null", "int8 in whole vectors"),
            ("hip", "bias along rows"), ("hip", "groups"), ("null", "groups"),
-           ("hip", "swiglu"), ("null", "swiglu")}  # fmt: skip
+           ("hip", "swiglu"), ("null", "swiglu"), ("hip", "mxfp4 by mxfp4"),
+           ("null", "mxfp4 by mxfp4")}  # fmt: skip
 #: Backends whose devices any machine that runs these tests has.
 EVERYWHERE = ("cpu", "null", ON_HOST)
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
