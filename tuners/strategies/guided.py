@@ -51,6 +51,9 @@ class GuidedOptions(StrategyOptions):
         2, "While listed candidates are left, one of so many choices beyond those neighbours is the next of "
         "the list of a family of which few were tried.", 1, 10_000,
     )  # fmt: skip
+    scarce_after: int = option(
+        8, "Choices beyond those neighbours before the lists of such families have turns.", 0, 100_000
+    )
     drawn_turns: int = option(
         8, "While listed candidates are left, one of so many choices beyond those neighbours may be a drawn "
         "member; the model's others are listed or known.", 1, 10_000,
@@ -71,10 +74,11 @@ class Guided:
     chooses among the listed candidates, neighbours of the fastest and random members of the spaces. Between
     its choices come the families' lists, each in its order: the faster a family was, the more turns it has.
 
-    When the neighbours are tried, lists of families of which few were tried have turns too. The opening may
-    have none of a family, or only the winner of another problem, which may be slow here; such a family would
-    have no turn again. Drawn members have few turns while there are lists: the model has seen little like
-    them, so that the least of many predictions is often the most wrong one, and most draws are pruned.
+    When the neighbours are tried, and the model has had some choices, lists of families of which few were
+    tried have turns too. The opening may have none of a family, or only the winner of another problem, which
+    may be slow here; such a family would have no turn again. Drawn members have few turns while there are
+    lists: the model has seen little like them, so that the least of many predictions is often the most wrong
+    one, and most draws are pruned.
 
     A family's order is a model of its own, that of a library its heuristic. The fused order mixes the lists
     of all families, most of which are slow here, so that the next candidate of a fast one is far behind.
@@ -239,9 +243,10 @@ class Guided:
         self._beyond += 1
         if self._beyond % self._options.drawn_turns == 0:
             return best
-        if self._beyond % self._options.scarce_turns == 0 and (scarce := self._next_scarce()) is not None:
-            return scarce
-        return self._first_of(self._left) or best
+        scarce = None
+        if self._beyond > self._options.scarce_after and self._beyond % self._options.scarce_turns == 0:
+            scarce = self._next_scarce()
+        return scarce or self._first_of(self._left) or best
 
     def _first_of(self, names: Container[str]) -> str | None:
         """Of these ids the one with the least score; None if none has a score."""
