@@ -128,9 +128,10 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize("names", [("h100-few.npz", "h200-bf16.npz"), ("h100-m16-64.npz",)], ids=" ".join)
 def test_guided_is_the_best_on_recorded_gpus(names: tuple[str, ...]) -> None:
     """After 20, 40 and 60 measurements, on samples that no search saw and without the layer's own history;
-    and as good as a tuning of a second must be."""
+    and as good as a tuning of a second must be. A single seed's searches of so few problems differ by more
+    than strategies do."""
     tables = [RecordedTable.load(strategies.TABLES / name) for name in names]
-    figures: dict[str, Any] = compare(tables, list(STRATEGIES), 1)
+    figures: dict[str, Any] = compare(tables, list(STRATEGIES), strategies.QUICK_SEEDS)
     for step in map(str, STEPS):
         regrets = {name: found["at"][step]["mean_regret"] for name, found in figures.items()}
         assert min(regrets, key=lambda name: regrets[name]) == "guided", (step, regrets)

@@ -4,7 +4,7 @@ the others."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain, islice
@@ -22,6 +22,10 @@ from tuners.strategies.ranking import fused, modelled, voted
 
 #: The model learns again once what it learnt from has grown by one part of so many.
 _RELEARN = 6
+#: A family of which so many candidates were tried is judged by half of how far it is behind.
+_SCARCE = 2
+#: The most that a family can be behind when few of it were tried, as a logarithm: 35%.
+_LAG = 0.3
 #: A family of whose first so many indices none is legal is drawn from last.
 _BARREN = 64
 
@@ -43,6 +47,17 @@ class GuidedOptions(StrategyOptions):
     near_turns: int = option(
         1, "Of the model's choices one of so many is a neighbour of the fastest ones.", 1, 10_000
     )
+    scarce_turns: int = option(
+        2, "While listed candidates are left, one of so many choices beyond those neighbours is the next of "
+        "the list of a family of which few were tried.", 1, 10_000,
+    )  # fmt: skip
+    scarce_after: int = option(
+        8, "Choices beyond those neighbours before the lists of such families have turns.", 0, 100_000
+    )
+    drawn_turns: int = option(
+        8, "While listed candidates are left, one of so many choices beyond those neighbours may be a drawn "
+        "member; the model's others are listed or known.", 1, 10_000,
+    )  # fmt: skip
     trees: int = option(12, "Trees of the model.", 1, 1000)
     optimism: float = option(
         0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
@@ -58,6 +73,12 @@ class Guided:
     and the models' orders. After the opening a small ensemble of trees, which learns from times and failures,
     chooses among the listed candidates, neighbours of the fastest and random members of the spaces. Between
     its choices come the families' lists, each in its order: the faster a family was, the more turns it has.
+
+    When the neighbours are tried, and the model has had some choices, lists of families of which few were
+    tried have turns too. The opening may have none of a family, or only the winner of another problem, which
+    may be slow here; such a family would have no turn again. Drawn members have few turns while there are
+    lists: the model has seen little like them, so that the least of many predictions is often the most wrong
+    one, and most draws are pruned.
 
     A family's order is a model of its own, that of a library its heuristic. The fused order mixes the lists
     of all families, most of which are slow here, so that the next candidate of a fast one is far behind.
@@ -92,6 +113,8 @@ class Guided:
         self._timed: dict[str, tuple[float, Solution]] = {}
         self._failed: dict[str, Solution] = {}
         self._turns = 0
+        #: Choices beyond the neighbours of the fastest while there are lists.
+        self._beyond = 0
         #: Neighbours and drawn members that are not asked for yet.
         self._others: dict[str, Solution] = {}
         self._neighbours: dict[str, list[Solution]] = {}
@@ -166,11 +189,9 @@ class Guided:
     def _next_listed(self) -> Solution | None:
         """The next candidate of a family's list; None if no family that has a time has any left. Families
         have turns in inverse proportion to a power of their best time: 10% slower is half as many."""
-        best: dict[str, float] = {}
-        for seconds, solution in self._timed.values():
-            if self._listed[solution.family]:
-                best[solution.family] = min(seconds, best.get(solution.family, seconds))
-        if not best:
+        best = self._best()
+        families = [family for family in best if self._listed[family]]
+        if not families:
             return None
         least = min(best.values())
 
@@ -178,16 +199,58 @@ class Guided:
             """The logarithm of the place of its next turn: powers of large ratios are no floats."""
             return log(self._list_turns[family] + 1) + self._options.behind * log(best[family] / least)
 
-        family = min(best, key=lambda one: (due(one), best[one], one))
+        family = min(families, key=lambda one: (due(one), best[one], one))
         self._list_turns[family] += 1
         return next(iter(self._listed[family].values()))
 
+    def _next_scarce(self) -> str | None:
+        """The id of the next candidate of the list of a family that was tried seldom; None if no list has
+        any left. A power of its best time counts as in its list's turns, but the less, the fewer were tried:
+        one candidate says little of a family."""
+        families = [family for family, listed in self._listed.items() if listed]
+        if not families:
+            return None
+        best = self._best()
+        least = min(best.values())
+        timed = (one.family for _, one in self._timed.values())
+        tried = Counter(chain(timed, (one.family for one in self._failed.values())))
+        first = {family: next(iter(self._listed[family])) for family in families}
+
+        def due(family: str) -> float:
+            """The logarithm of the place of its next candidate."""
+            lag = min(log(best[family] / least), _LAG) if family in best else _LAG
+            known = tried[family] / (tried[family] + _SCARCE)
+            return log(tried[family] + 1) + self._options.behind * lag * known
+
+        return first[min(families, key=lambda one: (due(one), self._places[first[one]]))]
+
+    def _best(self) -> dict[str, float]:
+        """Family -> seconds of its fastest candidate, of those that have a time."""
+        best: dict[str, float] = {}
+        for seconds, solution in self._timed.values():
+            best[solution.family] = min(seconds, best.get(solution.family, seconds))
+        return best
+
     def _likeliest(self, among_near: bool) -> str:
-        """The id with the least score, with `among_near` of the neighbours of the fastest, if any is left.
-        Equal seeds choose equally: the scores are in order, and no set is gone through."""
-        close = (name for name in self._scores if name in self._near)
+        """The id with the least score: with `among_near` of the neighbours of the fastest, if any is left,
+        else mostly of what is listed or known. In turns the next of a family that was tried seldom. Equal
+        seeds choose equally: the scores are in order, and no set is gone through."""
+        if among_near and (close := self._first_of(self._near)) is not None:
+            return close
         best = next(iter(self._scores))
-        return next(close, best) if among_near else best
+        if not any(self._listed.values()):
+            return best
+        self._beyond += 1
+        if self._beyond % self._options.drawn_turns == 0:
+            return best
+        scarce = None
+        if self._beyond > self._options.scarce_after and self._beyond % self._options.scarce_turns == 0:
+            scarce = self._next_scarce()
+        return scarce or self._first_of(self._left) or best
+
+    def _first_of(self, names: Container[str]) -> str | None:
+        """Of these ids the one with the least score; None if none has a score."""
+        return next((name for name in self._scores if name in names), None)
 
     # ---- the model ------------------------------------------------------------------------------
 

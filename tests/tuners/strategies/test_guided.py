@@ -118,8 +118,12 @@ def test_a_broken_model_is_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"opening": 1}, {"drawn": 0}, {"leaders": 0}, {"listed_turns": 1}, {"near_turns": 2}]
-)
+    "option",
+    [
+        {"opening": 1}, {"drawn": 0}, {"leaders": 0}, {"listed_turns": 1}, {"near_turns": 2},
+        {"drawn_turns": 1}, {"scarce_turns": 1},
+    ],
+)  # fmt: skip
 def test_options_at_their_limits(option: dict[str, int]) -> None:
     found = search(50, options=option)
     assert len(set(found)) >= 50
@@ -197,3 +201,55 @@ def test_a_family_that_is_slower_has_fewer_turns() -> None:
 def test_a_list_that_is_at_its_end_leaves_its_turns_to_the_others() -> None:
     asked = listed_of({"library": 1.0, "slow": 2.0}, 40)
     assert [one.family for one in asked] == ["library"] * 29 + ["slow"] * 11
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_drawn_members_have_few_turns_while_listed_ones_are_left(turns: int) -> None:
+    """What is listed after the opening has two warps, and one warp is faster: the model alone would choose
+    drawn members only."""
+    warps = [1, 2] * 4 + [2] * 32
+    listed = [Solution("own", 1, {"tile": tile, "warps": warps[tile]}) for tile in range(40)]
+    grid = ParameterGrid.of({"tile": range(100, 1000), "warps": (1,)})
+    space = GridSpace("own", 1, None, grid, lambda values: Solution("own", 1, values))
+    options = {"opening": 8, "leaders": 0, "listed_turns": 10_000, "scarce_turns": 10_000}
+    strategy = Guided(context(listed, 3, spaces={"own": space}, options={**options, "drawn_turns": turns}))
+    asked: list[Solution] = []
+    while len(asked) < 28:
+        (one,) = strategy.ask(1)
+        asked.append(one)
+        strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (float(one.parameters["warps"] or 0),)))
+    assert asked[:8] == listed[:8]
+    drawn_at = [place for place, one in enumerate(asked[8:], 1) if one not in listed]
+    assert drawn_at == list(range(turns, 21, turns))
+
+
+def test_a_family_of_which_none_was_in_the_opening_has_turns() -> None:
+    """The list of `first` is long, and none of `late` is known to be fast."""
+    listed = [Solution("first", 1, {"tile": tile}) for tile in range(200)]
+    listed += [Solution("late", 1, {"tile": tile}) for tile in range(200)]
+    strategy = Guided(context(listed, 3, options={"opening": 8, "scarce_after": 4}))
+    asked: list[Solution] = []
+    while len(asked) < 24:
+        (one,) = strategy.ask(1)
+        asked.append(one)
+        seconds = 1.0 if one.family == "first" else 0.5
+        strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (seconds,)))
+    assert {one.family for one in asked[:8]} == {"first"}
+    late = [place for place, one in enumerate(asked) if one.family == "late"]
+    assert late[0] == 14, "the sixth choice that is no list's turn"
+    assert len(late) >= 4
+
+
+def test_a_family_of_which_one_candidate_was_slow_has_turns_again() -> None:
+    """The first of `late` takes twice as long as the other family, the others take half as long."""
+    listed = [Solution("first", 1, {"tile": tile}) for tile in range(200)]
+    listed += [Solution("late", 1, {"tile": tile}) for tile in range(200)]
+    strategy = Guided(context(listed, 3, portfolio=(listed[200],), options={"opening": 8, "scarce_after": 4}))
+    asked: list[Solution] = []
+    while len(asked) < 24:
+        (one,) = strategy.ask(1)
+        asked.append(one)
+        seconds = 2.0 if one == listed[200] else 1.0 if one.family == "first" else 0.5
+        strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (seconds,)))
+    assert listed[200] in asked[:8]
+    assert any(one.family == "late" for one in asked[8:])
