@@ -76,7 +76,10 @@ def _along_m(problem: GemmProblem) -> set[str]:
 
 @lru_cache(maxsize=256)
 def copied(problem: GemmProblem, pad: str) -> tuple[str, ...]:
-    """The operands that `pad` copies; none where it is no choice for this problem."""
+    """The operands that `pad` copies; none where it is no choice for this problem. Packed operands, two
+    elements to a byte, have none: no family that reads copies multiplies them."""
+    if min(DTYPES[problem.dtype_a].bits, DTYPES[problem.dtype_b].bits) < 8:
+        return ()
     found = misaligned(problem)
     if pad == "all":
         if "d" not in found or _padded_m(problem) == problem.m:

@@ -18,7 +18,7 @@ from backends.cuda.padded_cublaslt import PaddedCublasLt
 from backends.dtypes import DTYPES
 from backends.gpu.copies import CopyLaunch, copy_launch
 from backends.gpu.device import GpuDevice
-from backends.gpu.padded import PaddedKernel, buffers, copied, misaligned, padded_twin
+from backends.gpu.padded import FACTORS, PADS, PaddedKernel, buffers, copied, misaligned, padded_twin
 from backends.gpu.units import KERNELS, device_unit
 from backends.kernels.headers import ROOT as HEADERS
 from backends.operands import Layout, Operands, as_product, layouts
@@ -29,6 +29,7 @@ from backends.toolchains.emulator import Emulator
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
 from tests.backends.gpu.null_device import ENVIRONMENT, NoCompiler, NullDevice, emulated
 from tests.backends.kernels.ptx import EARLY, WAIT, compiled, waits_first
+from tests.backends.weight_samples import mx_product, mxfp4, weights
 
 
 def padded(inner: Any = None) -> PaddedCublasLt:
@@ -58,6 +59,16 @@ BOTH = from_linear(64, 99, 129, "bf16")
 def test_misaligned_operands(problem: GemmProblem, expected: tuple[str, ...]) -> None:
     assert set(misaligned(problem)) == set(expected)
     assert padded().supports(problem) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [weights(33, 70, 128), weights(33, 70, 130, scale_b="outer"), mxfp4(33, 70, 96), mx_product(33, 70, 96)],
+)
+def test_packed_operands_are_not_copied(problem: GemmProblem) -> None:
+    assert "d" in misaligned(problem)
+    assert not any(copied(problem, pad) for pad in (*PADS, FACTORS))
+    assert not padded().supports(problem)
 
 
 def test_the_twin_aligns_leading_dimensions_and_the_rows_of_a_copied_d() -> None:

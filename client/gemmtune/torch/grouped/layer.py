@@ -83,7 +83,8 @@ def moe(
     elif gate_up.dtype in TYPES or down.dtype in TYPES or gate_up_scale is not None or down_scale is not None:
         check_scaled(x, gate_up, down, gate_up_scale, down_scale)
         check_no_gradient(8, x, weights, gate_up_bias, down_bias)
-    counts = bool(WATCHERS) and not torch.compiler.is_compiling()
+    # (In this order: torch 2.11 cannot trace bool() of a list.)
+    counts = not torch.compiler.is_compiling() and bool(WATCHERS)
     if glue.runs(*floats):
         given = x, weights, ids, first, second, gate_up_bias, down_bias, interleaved, limit
         # The operator decides by the tokens when it runs, so that a compiled graph serves any number.
