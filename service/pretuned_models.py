@@ -31,8 +31,10 @@ class ModelLayers:
     def of(self, problem: GemmProblem) -> tuple[ModelLayer, ...]:
         """The layers that are this problem, with stored weights or prepacked ones. Raises ReadError for
         a file that describes no known model, and for a model that none of the numbers of devices divides."""
-        tokens = problem.n  # column-major: the rows of the activations
-        if tokens not in self._tokens:
+        rows = problem.n  # column-major: the rows of the activations
+        # A token is a row of each of its experts, of which every model has its own number.
+        several = range(1, rows + 1) if problem.groups else (rows,)
+        for tokens in (one for one in several if rows % one == 0 and one not in self._tokens):
             for path in self.configs:
                 self._read(path, tokens)
             self._tokens.add(tokens)

@@ -232,7 +232,7 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
     assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
     refused = (
-        (("no-such-table",), "neither a shipped table nor a file; shipped: h100-bf16, h200-bf16-decode"),
+        (("no-such-table",), "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode"),
         ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
         ((str(mine), "--server", "http://127.0.0.1:9"), "both name the rows: give one"),
         ((str(mine), "--policy", "another"), "the table mine has no such row under the policy another"),
@@ -337,7 +337,7 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
 def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache) -> None:
     code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
-    assert "neither a shipped table nor a file; shipped: h100-bf16, h200-bf16-decode" in " ".join(err.split())
+    assert "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode" in " ".join(err.split())
 
 
 # ---- models ----------------------------------------------------------------------------------------
@@ -383,6 +383,14 @@ def test_a_table_is_written_with_the_layers_of_models(tmp_path: Path) -> None:
     path.write_text(other + "{}\n")
     with pytest.raises(ReadError, match="has lines that are no rows: line 5"):
         pretuned.rewrite_table(pretuned.read_table(path), layers)
+
+
+def test_experts_have_several_rows_of_a_token() -> None:
+    """DeepSeek-V3's router chooses eight experts of 256: 16 rows are two tokens."""
+    options: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16"}
+    experts = from_linear(16, 512, 7168, "fp8_e4m3", groups=256, **options)
+    (layer,) = ModelLayers([MODELS / "deepseek-v3.json"], (8,)).of(experts)
+    assert (layer.model, layer.calls) == ("deepseek-v3", 58)
 
 
 def test_a_layer_with_prepacked_weights_is_the_same_layer() -> None:
