@@ -66,18 +66,33 @@ STEPS = (
     _step(
         "lowbit", 3, "benchmarks.lowbit --kinds w4a16 w4a16_mxfp4 --tokens 1 8 32 64 128 --quick --precompile --json OUT"
     ),
-    _step("moe-layer", 4, "benchmarks.moe_layer --quick --minutes 4 --json OUT"),
+    _step(
+        "moe-layer", 4,
+        "benchmarks.moe_layer --models qwen3-30b-a3b mixtral-8x7b --tokens 4096 512 64 8 1 --routings uniform skewed "
+        "--seconds 1.2 --minutes 3.4 --json OUT",
+    ),
     _step(
         "moe-layer-weights", 5, "benchmarks.moe_layer --quick --kinds mxfp4 w4a16 --tokens 1 8 64 512 --minutes 5 --json OUT"
     ),
     _served("moe-models", 6, "mixtral-4-layers qwen3-30b-a3b-8-layers", "1 8 64"),
     _step("grouped", 2, "benchmarks.grouped --quick --precompile --json OUT"),
+    _step(
+        "grouped-swiglu", 4,
+        "benchmarks.grouped --models qwen3-30b-a3b mixtral-8x7b --kinds bf16 bf16_swiglu --routings uniform "
+        "--seconds 1.2 --minutes 3.6 --json OUT",
+    ),
     _step("grouped-fp8-rows", 2, "benchmarks.grouped --quick --kinds bf16 fp8_rows --json OUT"),
     _step(
         "lowbit-llama-3-70b", 9,
         "benchmarks.lowbit --models llama-3-70b --tp 1 8 --kinds w4a16 w8a16 --seconds 1.5 --minutes 8 --json OUT",
     ),
     _step("lowbit-bytes", 4, "benchmarks.lowbit --kinds w8a8_int8_rows w8a8_fp8_rows --quick --precompile --json OUT"),
+    _step("lowbit-blocks", 3, "benchmarks.lowbit --kinds w8a8_fp8_blocks --tokens 8 32 64 128 4096 --quick --precompile --json OUT"),
+    _step(
+        "lowbit-tp8", 9,
+        "benchmarks.lowbit --precompile --models llama-3-70b qwen3-8b qwen3-14b deepseek-v3 --tp 8 --seconds 1 --minutes 8.8 "
+        "--kinds w8a8_int8_rows w8a8_fp8_rows w8a8_fp8_blocks --tokens 8 1 32 64 --json OUT",
+    ),
     _step(
         "service", 9,
         "benchmarks.service_tuning --problems 50 --efforts quick normal --rounds 4 1 --first 0 --thorough 0 --output OUT",

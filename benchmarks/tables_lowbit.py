@@ -18,9 +18,14 @@ RESULTS: Mapping[str, str] = {
     "lowbit-decode": "16-bit activations, 1 to 512 rows, the portfolio compiled beforehand but not told to searches",
     "lowbit-prepacked": "16-bit activations, weights packed beforehand, the portfolio compiled and told to searches",
     "lowbit-cold": "16-bit activations, 1 to 128 rows, nothing compiled beforehand",
-    "lowbit-prefill": "16-bit activations, as many rows as prompts",
+    "lowbit-w8a16-prepacked": "8-bit weights packed beforehand",
+    "lowbit-prefill": "16-bit activations, as many rows as prompts, the portfolio told to searches",
+    "lowbit-prefill-cold": "16-bit activations, as many rows as prompts, nothing compiled beforehand",
     "lowbit-mxfp4": "4-bit weights, MXFP4 among them",
-    "lowbit-bytes": "8-bit activations",
+    "lowbit-bytes": "8-bit activations, scales of rows and columns, the portfolio told to searches",
+    "lowbit-blocks": "8-bit floats with scales of blocks, the portfolio told to searches",
+    "lowbit-tensor": "8-bit floats with one scale an operand, the portfolio told to searches",
+    "lowbit-tp8": "8-bit activations, tensor parallelism of 8, the portfolio told to searches",
 }
 _HEADS = (
     "kind", "model", "tensor parallelism", "rows", "layers", "over torch's call", "over the default",
