@@ -21,7 +21,7 @@ SKINNY = Solution(
 
 
 #: Pre-tuned tables, and models of device with recorded ones.
-TABLES = 5
+TABLES = 6
 
 
 @pytest.mark.parametrize("number", range(TABLES))
