@@ -39,6 +39,7 @@ from service.commands.common import (
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import DEFAULTS, Imported
 from service.formats.model.config import ModelConfig
+from service.gated_products import gated_products
 from service.prepacking import ids_packed_or_not
 from service.remote import Remote, ServiceError
 from service.settings import Settings
@@ -138,8 +139,9 @@ def bundle(
     options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
     read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
-    if model is not None:  # whether its weights are packed is the program's matter
+    if model is not None:  # how a program packs its weights and activates its experts is its own matter
         ids |= ids_packed_or_not(read[-1])
+        ids |= {one.problem.id for one in gated_products(read[-1].problems)}
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
     asked = _Asked(output, device, target, policy, pretuned, digest, frozenset(ids) if read else None)

@@ -41,6 +41,7 @@ def plan_for(output: Output, plan: ModelPlan, prepacked: bool) -> ModelPlan:
     quantised weights. Raises ExportRefused where no program with the output's files does, InvalidProblem for
     a model without such weights."""
     plan = plan.of(output.products)
+    plan = plan.gated() if output.packs else plan  # (of programs that load our own kernels)
     if not prepacked:
         return plan
     if not output.packs:

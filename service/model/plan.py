@@ -14,6 +14,7 @@ from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported, ImportedProblem, printable
 from service.formats.model.config import Merge, merges_of
 from service.formats.vllm.experts import KeyedCall
+from service.gated_products import gated_products
 from service.prepacking import prepack, prepacked
 
 #: What a model is called on a hub: OWNER/NAME.
@@ -75,6 +76,13 @@ class ModelPlan:
             for one in self.merges
         ]
         return replace(self, read=prepack(self.read, self.name), ways=ways, merges=merges)
+
+    def gated(self) -> ModelPlan:
+        """The plan with the activation in the first products of experts beside those without it, of 16-bit
+        floats. A forward pass has either: the client's moe() runs the former, a program that calls
+        torch._grouped_mm itself the latter, whose calls count."""
+        problems = [*self.problems, *gated_products(self.problems)]
+        return replace(self, read=replace(self.read, problems=problems))
 
     def some(self, problems: Sequence[GemmProblem]) -> Imported:
         """The file with these of its problems only, as a tuning takes it."""
