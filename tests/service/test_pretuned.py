@@ -44,6 +44,7 @@ from tuners.session_store import SessionSpec
 from tuners.tuning_settings import TuningSettings
 
 CPU = Path(__file__).parents[1] / "data" / "pretuned" / "cpu-small.jsonl"
+NO_TABLE = "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode"
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
     assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
     refused = (
-        (("no-such-table",), "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode"),
+        (("no-such-table",), NO_TABLE),
         ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
         ((str(mine), "--server", "http://127.0.0.1:9"), "both name the rows: give one"),
         ((str(mine), "--policy", "another"), "the table mine has no such row under the policy another"),
@@ -339,7 +340,7 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
 def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache) -> None:
     code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
-    assert "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode" in " ".join(err.split())
+    assert NO_TABLE in " ".join(err.split())
 
 
 # ---- models ----------------------------------------------------------------------------------------
