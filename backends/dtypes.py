@@ -162,10 +162,10 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
     FP4: ("bf16", "fp16", "fp32"),
 }
 
-#: Storage types of quantised weights, and the types of the activations that are multiplied by them.
 #: Characters of a value that a message shows.
 MOST_SHOWN = 80
 
+#: Storage types of quantised weights, and the types of the activations that are multiplied by them.
 WEIGHT_TYPES = ("int4", "uint4", "int8", FP4, FP8_WEIGHT)
 ACTIVATION_TYPES = ("bf16", "fp16")
 

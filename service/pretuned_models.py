@@ -26,18 +26,21 @@ class ModelLayers:
     devices: Sequence[int] = (1,)
     dtype: str | None = None
     _tokens: set[int] = field(default_factory=set)
+    #: Rows of a token in products of experts, as many as a model chooses for it.
+    _chosen: set[int] = field(default_factory=set)
     _layers: dict[GemmProblem, list[ModelLayer]] = field(default_factory=dict)
 
     def of(self, problem: GemmProblem) -> tuple[ModelLayer, ...]:
         """The layers that are this problem, with stored weights or prepacked ones. Raises ReadError for
         a file that describes no known model, and for a model that none of the numbers of devices divides."""
         rows = problem.n  # column-major: the rows of the activations
-        # A token is a row of each of its experts, of which every model has its own number.
-        several = range(1, rows + 1) if problem.groups else (rows,)
-        for tokens in (one for one in several if rows % one == 0 and one not in self._tokens):
-            for path in self.configs:
-                self._read(path, tokens)
-            self._tokens.add(tokens)
+        if problem.groups:
+            self._read_all(1)
+            for chosen in sorted(self._chosen):
+                if rows % chosen == 0:
+                    self._read_all(rows // chosen)
+        else:
+            self._read_all(rows)
         # Whether a program packs its weights beforehand, no checkpoint says: it is the same layer.
         return tuple(self._layers.get(replace(problem, prepacked=False), ()))
 
@@ -45,6 +48,13 @@ class ModelLayers:
         """The row with its layers, and their calls as its count. Raises ReadError."""
         found = self.of(row.problem)
         return replace(row, models=found, count=sum(layer.calls for layer in found))
+
+    def _read_all(self, tokens: int) -> None:
+        """Reads every model's layers for so many tokens, once."""
+        if tokens not in self._tokens:
+            for path in self.configs:
+                self._read(path, tokens)
+            self._tokens.add(tokens)
 
     def _read(self, path: Path, tokens: int) -> None:
         faults: list[ReadError] = []
@@ -62,5 +72,7 @@ class ModelLayers:
             for entry in found:
                 layer = ModelLayer(name, devices, entry.key, entry.count)
                 self._layers.setdefault(entry.problem, []).append(layer)
+                if tokens == 1 and entry.problem.groups:
+                    self._chosen.add(entry.problem.n)
         if len(faults) == len(self.devices):
             raise ReadError(f"{path}: {faults[0]}")

@@ -157,6 +157,11 @@ class Race:
         there is one."""
         return sum(self._lengths.get(name, 0.0) for name in self.times)
 
+    def part_left(self, before: float) -> float:
+        """The part of a round, before which longest() was `before`, that the entrants take which are left: 1
+        where none had a sample then, before the first round of a race without heats."""
+        return min(1.0, self.longest() / before) if before else 1.0
+
     @property
     def comparisons(self) -> int:
         """Candidates that the decision compares with the baseline."""

@@ -295,7 +295,7 @@ class Session:
                     left = (limit + grace - self.counts.measuring_seconds) / (needed - race.rounds)
                     yield from race.narrow(kept, left * race.rounds / (took() - heats))
                 # A round of those that are left: entrants that were dropped take no more time.
-                another = self.counts.measuring_seconds + length * min(1.0, race.longest() / (whole or 1.0))
+                another = self.counts.measuring_seconds + length * race.part_left(whole)
                 late = late or (budget.bounded and another > limit + most)
                 if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
                     late = late or race.settled(self.settings.rule)

@@ -26,8 +26,10 @@ from db.values import table
 from service import best, pretuned
 from service.bundles import Workshop
 from service.demo import running
+from service.formats.core.base import ReadOptions
 from service.formats.core.export import IMPORTED, ModelLayer, TargetRow
 from service.formats.core.row_text import RowTexts
+from service.formats.model.config import ModelConfig
 from service.imports import import_file
 from service.pretuned_models import ModelLayers
 from service.settings import Settings
@@ -392,6 +394,24 @@ def test_experts_have_several_rows_of_a_token() -> None:
     experts = from_linear(16, 512, 7168, "fp8_e4m3", groups=256, **options)
     (layer,) = ModelLayers([MODELS / "deepseek-v3.json"], (8,)).of(experts)
     assert (layer.model, layer.calls) == ("deepseek-v3", 58)
+
+
+def test_many_rows_of_experts_read_a_config_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the experts that it chooses for a token, and for the tokens that have so many rows, not for every
+    divisor of the rows."""
+    read: list[tuple[int, ...] | None] = []
+    read_told = ModelConfig.read_told
+
+    def told(self: ModelConfig, lines: Any, options: ReadOptions) -> Any:
+        read.append(options.tokens)
+        return read_told(self, lines, options)
+
+    monkeypatch.setattr(ModelConfig, "read_told", told)
+    options: dict[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16"}
+    experts = from_linear(720720, 512, 7168, "fp8_e4m3", groups=256, **options)
+    (layer,) = ModelLayers([MODELS / "deepseek-v3.json"], (8,)).of(experts)
+    assert layer.calls == 58
+    assert read == [(1,), (90090,)]
 
 
 def test_a_layer_with_prepacked_weights_is_the_same_layer() -> None:

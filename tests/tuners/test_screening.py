@@ -395,6 +395,21 @@ def test_a_round_without_those_that_left_still_fits() -> None:
     assert (run.verdict.judgement, run.verdict.rounds) == (Judgement.WIN, 9), run.verdict.reason
 
 
+def test_a_second_round_of_a_race_without_heats_that_does_not_fit_is_not_begun() -> None:
+    """A round takes 0.22 s, and is the first that is known to."""
+    names = ["c0", "c1"]
+    runner = RecordedRunner([0.08], speed=dict.fromkeys(names, 0.9))
+    race = replace(RaceOptions(), narrow_after=100, grace=0.0, last_grace=0.0, confirm_share=0.0)
+    run = session(
+        runner, ("base", *names), budget=Budget(1.0, bounded=True), targets=(),
+        options=replace(OPTIONS_OF, race=race),
+    )  # fmt: skip
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.rounds == 1
+    assert run.counts.measuring_seconds <= 1.0
+
+
 @pytest.mark.parametrize("narrows", [True, False])
 def test_the_slowest_finalists_leave_where_the_rounds_that_decide_would_not_fit(narrows: bool) -> None:
     """The device is three times slower in the final than it was in the screening."""

@@ -11,9 +11,8 @@
 // a part of them, which TMA multicasts to all. A stage is free when all of them have read it.
 //
 // 8-bit floats (wgmma_bytes.h): a step is 128 elements deep, and its sums are added in fp32, as an instruction keeps
-// about 14 bits of them. Scales of blocks come with a step's operands: the lanes of the producer warp copy those of the
-// tile's columns and of each warpgroup's 64 rows to the stage, and arrive at its barrier behind them. Scales of rows
-// multiply finished sums.
+// about 14 bits of them. Scales of blocks come with a step's operands: the lanes of the producer warp copy them to the
+// stage (block_scales.h). Scales of rows multiply finished sums.
 //
 // Gated rows (gated_rows.h): a box of weights has pairs of lines, one of the gate's and one of up's, so that the tensor's
 // dimensions are k, the two halves and the lines of all groups' gates. A sum and the one of its pair are eight lanes'
@@ -22,6 +21,7 @@
 // A warp stores its 16 rows of a tile by itself, 16 columns at a time, through a patch of shared memory of its own.
 #pragma once
 
+#include "device/block_scales.h"
 #include "device/gated_rows.h"
 #include "device/grouped.h"
 #include "device/wgmma_bytes.h"
@@ -45,8 +45,8 @@ struct GroupedWgmma {
     static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
     static constexpr int kColumns = 16, kPitch = 16 + 16 / static_cast<int>(sizeof(D));  // of a warp's patch
     static constexpr int kPatch = kColumns * kPitch * static_cast<int>(sizeof(D));
-    // A stage's scales: of the columns, and of the warpgroups' rows.
-    static constexpr int kScales = STAGES * kStage, kStageScales = kBlocks ? BN + 4 : 0;
+    using Scales = BlockScales<BM, BN>;
+    static constexpr int kScales = STAGES * kStage, kStageScales = kBlocks ? Scales::kFloats : 0;
     // Arrivals that fill a stage: of the thread that requests its boxes, and of the lanes that copy scales.
     static constexpr int kFills = kBlocks ? 1 + kWarp : 1;
     // Arrivals that free a stage: see release().
@@ -58,7 +58,7 @@ struct GroupedWgmma {
     static_assert(sizeof(T) <= 2 && kWarp == 32, "8-bit or 16-bit floats, fragments of 32 lanes");
     static_assert(kBytes == (SCALES != kUnscaled), "8-bit floats have scales");
     static_assert(!GATED || !kBytes, "gated weights have no scales");
-    static_assert(!kBlocks || (kDeep == kScaleBlock && BM <= 256), "a step's scales");
+    static_assert(!kBlocks || kDeep == kScaleBlock, "a step's scales");
     static_assert(BN % (8 * CLUSTER) == 0, "parts are whole groups of eight lines");
     static_assert(BM % 64 == 0 && BN % kColumns == 0 && BN <= 256 && STAGES >= 2, "wgmma's sizes");
 
@@ -123,7 +123,7 @@ private:
         GEMMTUNE_ROLL
         for (unsigned tile = first_tile(); tile < tiles.tiles; tile += apart(all.product.gemm)) {
             const GroupedTilePlace at = tiles.place(tile);
-            const ScaleCopies scales(all.product, at);
+            const auto scales = scale_copies(all.product, at);
             GEMMTUNE_ROLL
             for (int step = 0; step < steps; ++step) {
                 Barrier* const done = &full[ring.stage];
@@ -141,7 +141,7 @@ private:
                     else copy_box(part, &all.maps[1], step * kDeep, column, 0, done, (1u << CLUSTER) - 1);
                 }
                 if constexpr (kBlocks) {
-                    scales.step(scales_of(shared, ring.stage), step);
+                    scales.start(scales_of(shared, ring.stage), step);
                     arrive_after_copies(done);
                 }
                 ring.advance();
@@ -152,37 +152,21 @@ private:
     static GEMMTUNE_DEVICE float* scales_of(char* shared, int stage) {
         return reinterpret_cast<float*>(shared + kScales) + stage * kStageScales;
     }
-    // kBlockScales: a lane's copies of the scales of every 32nd column, and of a warpgroup's rows. Those that do not
-    // exist are zero.
-    struct ScaleCopies {
-        const float *of_columns, *of_rows;
-        int blocks, columns;
-        bool rows;
-
-        GEMMTUNE_DEVICE ScaleCopies(const Product& product, const GroupedTilePlace& at)
-            : of_columns(nullptr), of_rows(nullptr), blocks(0), columns(0), rows(false) {
-            if constexpr (kBlocks) {
-                const GemmArgs& args = product.gemm;
-                const int lane = lane_index(), row = at.row + rank() * BM + lane * 64;
-                const i64 down = (args.m - 1) / kScaleBlock + 1;
-                blocks = (args.k - 1) / kScaleBlock + 1, columns = at.columns - lane;
-                rows = lane < BM / 64 && row < args.m;
-                of_columns = product.scale_b + (static_cast<i64>(at.start) + at.column) * blocks;
-                of_rows = rows ? product.scale_a + (at.group * down + row / kScaleBlock) * blocks : of_columns;
-            }
+    struct NoCopies {};
+    // kBlockScales: this lane's copies of scales for a tile.
+    static GEMMTUNE_DEVICE auto scale_copies(const Product& product, const GroupedTilePlace& at) {
+        if constexpr (kBlocks) {
+            const GemmArgs& args = product.gemm;
+            const int row = at.row + rank() * BM + lane_index() * 64;
+            const bool rows = lane_index() < BM / 64 && row < args.m;
+            const i64 blocks = (args.k - 1) / kScaleBlock + 1, down = (args.m - 1) / kScaleBlock + 1;
+            return typename Scales::Copies(
+                product.scale_b + (static_cast<i64>(at.start) + at.column) * blocks, at.columns,
+                rows ? product.scale_a + (at.group * down + row / kScaleBlock) * blocks : nullptr, blocks);
+        } else {
+            return NoCopies();
         }
-        GEMMTUNE_DEVICE void step(float* to, int step) const {
-            const int lane = lane_index();
-            const float* from = of_columns + step;
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < BN; i += 32) {
-                if (BN % 32 != 0 && i + lane >= BN) break;
-                const bool there = i < columns;
-                copy_async4(to + i + lane, there ? from + (i + lane) * blocks : of_columns, there ? 4 : 0);
-            }
-            if (lane < BM / 64) copy_async4(to + BN + lane, rows ? of_rows + step : of_columns, rows ? 4 : 0);
-        }
-    };
+    }
 
     static GEMMTUNE_DEVICE void multiply_tiles(const Product& product, const Tiles& tiles, int steps, Barrier* full,
                                                Barrier* empty, char* shared) {
@@ -245,45 +229,23 @@ private:
                 multiply_bytes<T, T, BN>(part, first_a + on + at * kMatrixStep,
                                          first_b + on + at * kMatrixStep, at > 0);
             end_products();
-            const float* const scales = scales_of(shared, ring.stage);
-            if constexpr (kBlocks && BN <= kEarly) {
-                const StepScales early(scales);  // read while the products are computed
-                wait_products<0>(), settle(part);
-                release(&empty[ring.stage]);
-                early.add(sum, part);
-            } else {
-                wait_products<0>(), settle(part);
-                if constexpr (kBlocks) StepScales(scales).add(sum, part);
-                release(&empty[ring.stage]);
-                if constexpr (!kBlocks) {
-                    GEMMTUNE_UNROLL
-                    for (int at = 0; at < BN / 2; ++at) sum[at] += part[at];
-                }
+            [[maybe_unused]] const float* const staged = scales_of(shared, ring.stage);
+            [[maybe_unused]] typename Scales::Factors scales;
+            if constexpr (kBlocks && BN <= kEarly) scales.read(staged);  // while the products are computed
+            wait_products<0>(), settle(part);
+            if constexpr (kBlocks && BN > kEarly) {
+                scales.read(staged);
+                scales.add(sum, part);
+            }
+            release(&empty[ring.stage]);
+            if constexpr (kBlocks && BN <= kEarly) scales.add(sum, part);
+            if constexpr (!kBlocks) {
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < BN / 2; ++at) sum[at] += part[at];
             }
             ring.advance();
         }
     }
-    // kBlockScales: the scale of a warpgroup's rows times those of a thread's columns, of one step.
-    struct StepScales {
-        float factor[kBlocks ? BN / 4 : 1];
-
-        GEMMTUNE_DEVICE explicit StepScales(const float* stage) {
-            if constexpr (kBlocks) {
-                const float rows = stage[BN + warp_index() / 4];
-                const float* const from = stage + lane_index() % 4 * 2;
-                GEMMTUNE_UNROLL
-                for (int at = 0; at < BN / 4; at += 2) {
-                    const u64 two = *reinterpret_cast<const u64*>(from + at * 4);
-                    factor[at] = rows * as_float(static_cast<unsigned>(two));
-                    factor[at + 1] = rows * as_float(static_cast<unsigned>(two >> 32));
-                }
-            }
-        }
-        GEMMTUNE_DEVICE void add(float (&sum)[BN / 2], const float (&part)[BN / 2]) const {
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < BN / 2; ++at) sum[at] += factor[at / 4 * 2 + at % 2] * part[at];
-        }
-    };
 
     // kRowScales: multiplies a tile's sums by the scales of its rows and columns.
     static GEMMTUNE_DEVICE void scale_rows(const Product& product, const GroupedTilePlace& at, float (&sum)[BN / 2]) {

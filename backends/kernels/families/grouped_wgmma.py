@@ -42,6 +42,8 @@ from backends.solution import Parameter
 
 #: The compute capability (times ten) of the one architecture that has wgmma.
 _CAPABILITY = 90
+#: The most lines that a coordinate of a tensor map has.
+_MOST_LINES = 2**31 - 1
 #: Multiply-adds of 16-bit floats per multiprocessor and clock; bytes that L2 delivers to it; how much faster
 #: than its share of memory bandwidth it reads while others idle. Clocks between two steps of a block, at a
 #: tile's end, and of the launch. They only order the candidates.
@@ -122,6 +124,10 @@ class GroupedWgmma(KernelFamily):
             return (
                 "the copy engine takes pairs of gated rows where the weights of groups are whole rows apart, "
                 f"and {problem.stride_a} elements are no multiple of {problem.lda}"
+            )
+        if gated(problem) and problem.groups * (problem.stride_a // problem.lda) > _MOST_LINES:
+            return (
+                f"the copy engine counts lines of gated rows of all groups by 32 bits: at most {_MOST_LINES}"
             )
         shared, threads = self.shared_bytes(problem, values), scheduled_threads(self.threads(values))
         if blocks > 1 and blocks * (shared + _BLOCK_SHARED) > arch.unit_shared_bytes:

@@ -123,9 +123,10 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
         before read the older copy: capture them again. Raises WeightError, ServingError, LaunchError."""
         dtype = activations_of(self) if dtype is None else dtype
         form, has_bias = self.quantized_weight.form, self.bias is not None
-        made = prepacked(form, self.weight, self.scales, self.zeros, dtype, has_bias)
-        stored = ((name, self._buffers[name]) for name in _STORED)
-        sources = tuple((name, ref(one), _version(one)) for name, one in stored if one is not None)
+        # As they are before they are read: a copy of weights that change meanwhile is an outdated one.
+        stored = {name: self._buffers[name] for name in _STORED}
+        sources = tuple((name, ref(one), _version(one)) for name, one in stored.items() if one is not None)
+        made = prepacked(form, stored["weight"], stored["scales"], stored["zeros"], dtype, has_bias)
         self.hold(None if made is None else PackedCopy(made.data, made.layout, sources))
         return made is not None
 

@@ -295,12 +295,12 @@ MISTAKES = {
         "arrive(done);",
     ),
     "the first step's scales": (
-        "grouped-wgmma", "families/grouped_wgmma.h",
-        "const float* from = of_columns + step;",
-        "const float* from = of_columns;",
+        "grouped-wgmma", "device/block_scales.h",
+        "const float* const from = of_columns + step;",
+        "const float* const from = of_columns;",
     ),
     "scales of the first warpgroup's rows": (
-        "grouped-wgmma", "families/grouped_wgmma.h",
+        "grouped-wgmma", "device/block_scales.h",
         "stage[BN + warp_index() / 4]",
         "stage[BN]",
     ),

@@ -226,6 +226,10 @@ def test_what_is_refused() -> None:
     assert ring.rule(replace(SKEWED, activation="none", ldc=136, ldd=136), one, H200) is None
     apart = replace(SKEWED, stride_a=SKEWED.stride_a + 8)
     assert "no multiple of 264" in (wgmma.rule(apart, CHOSEN["grouped-wgmma"], H200) or "")
+    far = from_linear(64, 1 << 26, 8, "bf16", groups=40, activation="swiglu")
+    assert "at most 2147483647" in (wgmma.rule(far, CHOSEN["grouped-wgmma"], H200) or "")
+    near = from_linear(64, 1 << 26, 8, "bf16", groups=31, activation="swiglu")
+    assert "2147483647" not in (wgmma.rule(near, CHOSEN["grouped-wgmma"], H200) or "")
     fused = TRITON_FAMILIES["triton-fused-moe"]
     assert "no activation" in (fused.unsupported(SKEWED) or "")
 

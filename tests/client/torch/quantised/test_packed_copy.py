@@ -11,6 +11,7 @@ import torch
 from gemmtune.torch import QuantizedLinear
 from gemmtune.torch.quantised import modules
 from gemmtune.torch.quantised.modules import PackedCopy
+from gemmtune.torch.quantised.prepack import PackedWeight
 from gemmtune.torch.quantised.quantise import quantize
 
 from tests.client.torch.quantised.conftest import K, N
@@ -57,3 +58,32 @@ def test_calls_beside_packing_read_whole_copies(monkeypatch: pytest.MonkeyPatch,
         sys.setswitchinterval(interval)
     assert got <= {(), (8, FIRST), (16, SECOND)}
     assert len(got) > 1, "calls saw changes"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_copy_of_weights_that_change_meanwhile_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    module = QuantizedLinear(quantize(torch.randn(N, K, dtype=torch.bfloat16)))
+    got: list[tuple[Any, ...]] = []
+
+    class Operators:
+        """Notes the copy of a call."""
+
+        @staticmethod
+        def linear_w4a16(*arguments: Any) -> None:
+            got.append(arguments[7:])
+
+    def packs(form: Any, weight: Any, *_: Any) -> PackedWeight:
+        made = PackedWeight(weight.flatten().clone(), FIRST, form)
+        if replaced:
+            module.weight = torch.zeros_like(weight)
+        else:
+            module.weight.zero_()
+        return made
+
+    monkeypatch.setattr(modules, "_OPERATORS", Operators)
+    monkeypatch.setattr(modules, "prepacked", packs)
+    assert module.prepack()
+    module(None)
+    assert got == [()]
