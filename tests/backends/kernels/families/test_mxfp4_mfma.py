@@ -12,11 +12,9 @@ import pytest
 
 from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
-from backends.dtypes import DTYPES, E2M1
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import Values
 from backends.problem import GemmProblem
-from backends.quantisation import mx_numbers, packed
 from backends.toolchains import clang
 from backends.toolchains.clang import Clang
 from backends.toolchains.toolchain import CompileUnit
@@ -24,10 +22,10 @@ from tests.backends.kernels import matrix_cores
 from tests.backends.kernels.emulator.host import build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import environment, findings, wrong_of
+from tests.backends.kernels.mx_codes import COLUMNS, every_code
 from tests.backends.weight_samples import mx_product, mxfp4
 
 FAMILY = FAMILIES["mxfp4-mfma"]
-E8M0 = DTYPES["fp8_e8m0"].storage
 SMALL: Values = {
     "tile_m": 64, "tile_n": 32, "tile_k": 128, "warp_m": 32, "warp_n": 32, "instruction": 16, "stages": 1,
     "splits": 1, "group": 1,
@@ -56,26 +54,10 @@ def test_every_shape_is_right(values: Values, arch: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("values", CHOSEN[:2], ids=lambda v: f"{v['instruction']}")
 def test_every_code_times_every_code_is_exact(values: Values, tmp_path: Path) -> None:
     """Under every scale of the weights, of which one is NaN."""
-    rng = np.random.default_rng(5)
-    rows, columns, k = 256, 48, 128
-    codes_w, codes_x = np.zeros((rows, k), int), np.zeros((columns, k), int)
-    for column in range(columns):  # one product a row and column: another place and code in each column
-        codes_x[column, (5 * column) % 32] = column % 16
-    codes_w[:, :32] = rng.integers(0, 16, (rows, 32))
-    scales_w, scales_x = np.full((rows, 4), 127, np.uint8), np.full((columns, 4), 127, np.uint8)
-    scales_w[:, 0] = np.arange(rows)
-    scales_x[:, 0] = 127 + np.arange(columns) % 5 - 2
-    given = {
-        "a": packed(np.array(E2M1)[codes_w], "fp4_e2m1"), "b": packed(np.array(E2M1)[codes_x], "fp4_e2m1"),
-        "scale_a": scales_w, "scale_b": scales_x,
-    }  # fmt: skip
-    problem = mx_product(columns, rows, k, dtype_d="fp32")
+    problem, given, want = every_code(256)
     built = build([FAMILY.config(problem, values, GPU_ARCHS["gfx942"])], tmp_path, 64)[0]
-    w, x = (mx_numbers(given[name], given[f"scale_{name}"].view(E8M0)) for name in ("a", "b"))
-    with np.errstate(over="ignore"):
-        want = (x @ w.T).astype(np.float32)
     assert np.array_equal(product(built, given), want, equal_nan=True)
-    assert np.array_equal(np.isnan(want), np.tile(np.arange(rows) == 255, (columns, 1)))
+    assert np.array_equal(np.isnan(want), np.tile(np.arange(256) == 255, (COLUMNS, 1)))
 
 
 HEADER = "families/mxfp4_mfma.h"

@@ -8,22 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.dtypes import DTYPES, E2M1
 from backends.environment import Environment
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import Values
 from backends.problem import GemmProblem
-from backends.quantisation import mx_numbers, packed
 from backends.solution import Parameter, Solution
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import wrong_of
+from tests.backends.kernels.mx_codes import every_code
 from tests.backends.kernels.samples import SM_90
 from tests.backends.weight_samples import mx_product, mxfp4
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
-E8M0 = DTYPES["fp8_e8m0"].storage
 FAMILY = FAMILIES["mxfp4-tile-mma"]
 SMALL: Values = {
     "tile_m": 64, "tile_n": 32, "tile_k": 128, "warp_m": 32, "warp_n": 32, "elements": "fp16", "stages": 2,
@@ -40,25 +38,9 @@ CHOSEN: tuple[Values, ...] = (
 
 @pytest.mark.parametrize("values", CHOSEN[:3], ids=lambda v: f"{v['elements']}-{v['tile_k']}")
 def test_every_code_times_every_code_is_exact(values: Values, tmp_path: Path) -> None:
-    """Under every scale of the weights, times scales that give numbers of fp32, rounded once to them."""
-    rng = np.random.default_rng(5)
-    rows, columns, k = 255, 48, 128
-    codes_w, codes_x = np.zeros((rows, k), int), np.zeros((columns, k), int)
-    for column in range(columns):  # one product a row and column: another place and code in each column
-        codes_x[column, (5 * column) % 32] = column % 16
-    codes_w[:, :32] = rng.integers(0, 16, (rows, 32))
-    scales_w, scales_x = np.full((rows, 4), 127, np.uint8), np.full((columns, 4), 127, np.uint8)
-    scales_w[:, 0] = np.arange(rows)
-    scales_x[:, 0] = 127 + np.arange(columns) % 5 - 2
-    given = {
-        "a": packed(np.array(E2M1)[codes_w], "fp4_e2m1"), "b": packed(np.array(E2M1)[codes_x], "fp4_e2m1"),
-        "scale_a": scales_w, "scale_b": scales_x,
-    }  # fmt: skip
-    problem = mx_product(columns, rows, k, dtype_d="fp32")
+    """Under every scale of the weights that is a number."""
+    problem, given, want = every_code(255)
     built = build([FAMILY.config(problem, values, SM_90)], tmp_path)[0]
-    w, x = (mx_numbers(given[name], given[f"scale_{name}"].view(E8M0)) for name in ("a", "b"))
-    with np.errstate(over="ignore"):
-        want = (x @ w.T).astype(np.float32)
     assert np.array_equal(product(built, given), want)
 
 
