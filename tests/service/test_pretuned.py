@@ -41,6 +41,8 @@ from tuners.policy import MeasurementPolicy
 from tuners.session_store import SessionSpec
 from tuners.tuning_settings import TuningSettings
 
+#: The shipped tables, as messages list them.
+SHIPPED = "h100-bf16, h100-lowbit, h200-bf16-decode"
 CPU = Path(__file__).parents[1] / "data" / "pretuned" / "cpu-small.jsonl"
 
 
@@ -232,7 +234,7 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
     assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
     refused = (
-        (("no-such-table",), "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode"),
+        (("no-such-table",), f"neither a shipped table nor a file; shipped: {SHIPPED}"),
         ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
         ((str(mine), "--server", "http://127.0.0.1:9"), "both name the rows: give one"),
         ((str(mine), "--policy", "another"), "the table mine has no such row under the policy another"),
@@ -270,7 +272,8 @@ def test_an_answer_says_that_it_was_measured_elsewhere(engine: Engine) -> None:
         told = json.loads(best.answer(connection, replace(asked, imported=True), row.problem, None))
         other = json.loads(best.answer(connection, asked, made.LINEAR, None))
     assert (unasked["match"], unasked["solution"]) == ("default", None)
-    assert "known elsewhere: the pre-tuned table cpu-small has it (imported=true)" in unasked["notes"]
+    asked_for = "(imported=true, or --imported on the command line)"
+    assert f"known elsewhere: the pre-tuned table cpu-small has it {asked_for}" in unasked["notes"]
     assert not any("elsewhere" in note for note in other["notes"])
     assert (told["match"], told["solution"]["id"]) == ("imported", row.solution.id)
     assert told["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}
@@ -337,7 +340,7 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
 def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache) -> None:
     code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
-    assert "neither a shipped table nor a file; shipped: h100-bf16, h100-lowbit, h200-bf16-decode" in " ".join(err.split())
+    assert f"neither a shipped table nor a file; shipped: {SHIPPED}" in " ".join(err.split())
 
 
 # ---- models ----------------------------------------------------------------------------------------
