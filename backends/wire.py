@@ -223,9 +223,9 @@ def _output_type(call: Mapping[str, Any]) -> str:
 def _scaling(value: object) -> dict[str, Any]:
     if value is None or value == "none":
         return {}
-    names = ("tensor", "row", *SCALES[3:])
+    names = ("tensor", "row", *SCALES[3:], *(name for name in _MODES if name != "row"))
     if isinstance(value, str) and value in names:
-        mode = "outer" if value == "row" else value
+        mode = _MODES.get(value, value)
         return {"scale_a": mode, "scale_b": mode}
     if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype", "zero_a", "zero_b"}:
         out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}

@@ -30,14 +30,21 @@ class ClassInUse(GemmtuneError):
 
 
 class NoDefaultDevice(AmbiguousDevice):
-    """The request names no device, and no single class can be meant. `classes` lists those that can."""
+    """The request names no device, and no single class can be meant. `classes` lists those that can; `others`
+    are known, but have neither a worker nor results."""
 
-    def __init__(self, classes: Iterable[DeviceClass]) -> None:
-        names = [str(each) for each in classes]
+    def __init__(self, classes: Iterable[DeviceClass], others: Iterable[DeviceClass] = ()) -> None:
+        names, known = [str(each) for each in classes], [str(each) for each in others]
         super().__init__("", names)
         several = f"{len(names)} classes may be meant ({', '.join(names)})"
         listed = several if names else "no class has a worker or results"
-        self.args = (f"the request names no device, and {listed}; name one: device=cuda:sm_90, say",)
+        if known and not names:
+            listed += f" (files that were imported name {', '.join(known)})"
+        example = (names or known or ["cuda:sm_90"])[0]
+        self.args = (
+            f"the request names no device, and {listed}; name one, as device={example} in a request or "
+            f"--device {example} on the command line",
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Classes:
                 raise nothing
             meant = self.live or self.measured
             if len(meant) != 1:
-                raise NoDefaultDevice(meant)
+                raise NoDefaultDevice(meant, self.others)
             return meant[0]
         try:
             return resolve(selector, self.registered)

@@ -208,7 +208,8 @@ class _Search:
             return []
         rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
         names = [row["source"] for row in rows if row["provenance_kind"] == "pretuned"]
-        return [f"known elsewhere: the pre-tuned table {names[0]} has it (imported=true)"] if names else []
+        asked = "imported=true, or --imported on the command line"
+        return [f"known elsewhere: the pre-tuned table {names[0]} has it ({asked})"] if names else []
 
     # ---- near --------------------------------------------------------------------------------------
 

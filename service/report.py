@@ -25,7 +25,8 @@ _COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red
 
 def problem_text(problem: GemmProblem) -> str:
     """The row-major call in a few words: 16x4096x4096 bf16 NT b:uint4 block_1x128+bf16+eight bias (m x n x k;
-    T: transposed; b: the type of B where it differs, then the scaling)."""
+    T: transposed; b, c, d: the types of B, C and D where they differ, then the scaling; padded: some leading
+    dimension is not the least)."""
     wire = problem_to_wire(problem)
     kind = "tf32" if problem.compute == "tf32" else wire["dtype"]
     letters = problem.trans_b + problem.trans_a  # the operands of the row-major call
@@ -35,8 +36,7 @@ def problem_text(problem: GemmProblem) -> str:
     if problem.groups:
         routing = wire["routing"]
         words.append(f"{problem.groups} groups {routing if isinstance(routing, str) else 'of given rows'}")
-    if "dtype_b" in wire:
-        words.append(f"b:{wire['dtype_b']}")
+    words += [f"{name[-1]}:{wire[name]}" for name in ("dtype_b", "dtype_c", "dtype_d") if name in wire]
     if "scaling" in wire:
         words.append("+".join(value for value in wire["scaling"].values() if value != "none"))
     if problem.epilogue != "none":
@@ -45,6 +45,8 @@ def problem_text(problem: GemmProblem) -> str:
         words.append("+C")
     if problem.prepacked:
         words.append("prepacked")
+    if not {"lda", "ldb", "ldc", "ldd"}.isdisjoint(wire):
+        words.append("padded")
     return " ".join(words)
 
 

@@ -92,9 +92,9 @@ class NumpyGrouped(GroupedLoop):
     library = "blas"
 
     def supports(self, problem: GemmProblem) -> bool:
-        """The same, and 4-bit weights beside 16-bit rows."""
-        quantised = quantised_groups(problem) and problem.dtype_d == problem.dtype_b
-        return quantised or super().supports(problem)
+        """16-bit floats or 4-bit weights beside 16-bit rows, whose output is of the rows' type or fp32."""
+        known = quantised_groups(problem) or (problem.groups > 0 and problem.dtype_a in TYPES)
+        return known and problem.dtype_d in (problem.dtype_b, "fp32")
 
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object

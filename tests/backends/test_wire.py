@@ -80,6 +80,8 @@ def refusal(values: object) -> InvalidProblem:
         ({"epilogue": {"bias": False, "activation": None}}, from_mm(8, 16, 32)),
         ({"scaling": "tensor"}, from_mm(8, 16, 32, scale_a="tensor", scale_b="tensor")),
         ({"scaling": "row"}, from_mm(8, 16, 32, scale_a="outer", scale_b="outer")),
+        ({"m": 8, "n": 16, "k": 32, "dtype": "fp4_e2m1", "trans_b": True, "scaling": "group_32"},
+         from_linear(8, 16, 32, "fp4_e2m1", scale_a="block_1x32", scale_b="block_1x32")),
         ({"scaling": "block_32"}, from_mm(8, 16, 32, scale_a="block_32", scale_b="block_32")),
         ({"scaling": {"a": "row", "b": "block_128x128", "d": "tensor", "dtype": "fp8_e8m0"}},
          from_mm(8, 16, 32, scale_a="outer", scale_b="block_128x128", scale_d="tensor",

@@ -273,7 +273,8 @@ def test_an_answer_says_that_it_was_measured_elsewhere(engine: Engine) -> None:
         told = json.loads(best.answer(connection, replace(asked, imported=True), row.problem, None))
         other = json.loads(best.answer(connection, asked, made.LINEAR, None))
     assert (unasked["match"], unasked["solution"]) == ("default", None)
-    assert "known elsewhere: the pre-tuned table cpu-small has it (imported=true)" in unasked["notes"]
+    asked_for = "(imported=true, or --imported on the command line)"
+    assert f"known elsewhere: the pre-tuned table cpu-small has it {asked_for}" in unasked["notes"]
     assert not any("elsewhere" in note for note in other["notes"])
     assert (told["match"], told["solution"]["id"]) == ("imported", row.solution.id)
     assert told["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}

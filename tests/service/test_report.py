@@ -23,6 +23,12 @@ MXFP4 = {"dtype_b": "fp4_e2m1", "scale_b": "block_1x32", "scale_dtype": "fp8_e8m
         ({**MXFP4, "prepacked": True}, "4x64x256 bf16 NT b:fp4_e2m1 block_1x32+fp8_e8m0 prepacked"),
         ({"groups": 8}, "4x64x256 bf16 NT 8 groups uniform"),
         ({"groups": 2, "routing": "3,1"}, "4x64x256 bf16 NT 2 groups of given rows"),
+        ({"groups": 8, "activation": "swiglu"}, "4x64x256 bf16 NT 8 groups uniform swiglu"),
+        (
+            {"groups": 8, "activation": "swiglu", "dtype_d": "fp32"},
+            "4x64x256 bf16 NT 8 groups uniform d:fp32 swiglu",
+        ),
+        ({"groups": 8, "activation": "swiglu", "ldd": 64}, "4x64x256 bf16 NT 8 groups uniform swiglu padded"),
     ],
     ids=str,
 )

@@ -219,6 +219,27 @@ def test_the_loop_of_quantised_weights_is_right(name: str, cpu: Device) -> None:
         assert Verifier(cpu).check(kernel, case).wrong == "", case.name
 
 
+FP32_OUTPUT = from_linear(61, 24, 64, "bf16", groups=5, dtype_d="fp32")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        FP32_OUTPUT,
+        replace(FP32_OUTPUT, activation="swiglu", ldd=12),
+        replace(next(iter(QUANTISED.values())), dtype_c="fp32", dtype_d="fp32"),
+    ],
+    ids=["plain", "swiglu", "quantised"],
+)
+def test_numpys_loop_has_outputs_of_fp32(problem: GemmProblem, cpu: Device) -> None:
+    """torch's calls have none, so it is the default of such a product."""
+    found = CpuBackend().baselines(problem, cpu.environment)
+    assert [one.solution.family for one in found] == ["numpy-grouped"]
+    for case in cases(problem, 1, 0):
+        kernel = cpu.load(case.problem, found[0].solution, None)
+        assert Verifier(cpu).check(kernel, case).wrong == "", case.name
+
+
 @pytest.mark.parametrize("name", ["torch-grouped", "numpy-grouped"])
 def test_counts_may_change_between_launches(name: str, cpu: Device) -> None:
     """Of one kernel that is bound once."""

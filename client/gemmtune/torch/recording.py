@@ -20,6 +20,8 @@ from gemmtune.torch import override, watch
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
+from gemmtune.torch.grouped.products import TYPES as GROUPED_TYPES
+from gemmtune.torch.grouped.products import GroupedProduct
 from gemmtune.torch.layouts import NAMES, Product
 from gemmtune.torch.quantised.fuse import merged_form, weight_groups
 from gemmtune.torch.quantised.prepack import ACTIVATIONS
@@ -35,8 +37,9 @@ class Recording:
     """Products and how often each ran. Use as a context manager, or start() and stop() it.
 
     Calls under a graph's capture run once for each replay, which Python does not see: they count as `replays`
-    calls. With `fuse`, the siblings of `model` that could be one product are recorded as that, in addition.
-    With `prepacked`, products by quantised weights are recorded as those of a program that packs its weights.
+    calls. Grouped products of other types than bf16 and fp16 are left out: gemmtune has no such problems.
+    With `fuse`, the siblings of `model` that could be one product are recorded as that, in addition. With
+    `prepacked`, products by quantised weights are recorded as those of a program that packs its weights.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class Recording:
             self._add(product)
 
     def _add(self, product: AnyProduct) -> None:
+        if isinstance(product, GroupedProduct) and product.dtype not in GROUPED_TYPES:
+            return  # torch has groups of fp32; a service refuses a request that has such a problem
         if self._prepacked and isinstance(product, WeightProduct):
             product = product._replace(prepacked=True)
         captured = self._type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -27,6 +27,13 @@ def test_problems_are_told_apart_by_their_groups_and_weights(watched: Watched, t
         ),
         "8×64×128 bf16 NT 2 groups skewed": problem(8, 64, 128, **grouped, routing="skewed"),
         "8×64×128 bf16 NT 2 groups of given rows": problem(8, 64, 128, **grouped, routing=[3, 5]),
+        "8×64×128 bf16 NT 2 groups uniform swiglu": problem(8, 64, 128, **grouped, epilogue="swiglu"),
+        "8×64×128 bf16 NT 2 groups uniform d:fp32 swiglu": problem(
+            8, 64, 128, **grouped, epilogue="swiglu", dtype_d="fp32"
+        ),
+        "8×64×128 bf16 NT 2 groups uniform swiglu padded": problem(
+            8, 64, 128, **grouped, epilogue="swiglu", ldc=64
+        ),
     }
     plain = problem(16, 128, 256)
     settings = filled_database(tmp_path, [plain], device=CLASS)

@@ -70,7 +70,7 @@ export function problem(p) {
   parts.push(p.dtype ?? p.dtype_a ?? "fp32");
   parts.push((p.trans_a ? "T" : "N") + (p.trans_b ? "T" : "N"));
   if (p.groups) parts.push(`${p.groups} groups ${typeof p.routing === "string" ? p.routing : "of given rows"}`);
-  for (const name of ["dtype_b", "dtype_c", "compute", "epilogue", "scaling"]) {
+  for (const name of ["dtype_b", "dtype_c", "dtype_d", "compute", "epilogue", "scaling"]) {
     const value = p[name];
     if (value == null || value === "none") continue;
     if (typeof value === "object") {
@@ -79,7 +79,7 @@ export function problem(p) {
   }
   if (p.prepacked) parts.push("prepacked");
   if (p.beta != null && p.beta !== 0) parts.push("beta");
-  if (p.lda != null || p.ldb != null || p.ldc != null) parts.push("padded");
+  if (["lda", "ldb", "ldc", "ldd"].some((name) => p[name] != null)) parts.push("padded");
   return parts.join(" ");
 }
 

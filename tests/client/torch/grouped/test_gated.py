@@ -158,6 +158,15 @@ def test_a_layer_with_biases_does_not(table: Table) -> None:
     assert tally(count) == (2, 2)
 
 
+def test_a_recording_leaves_out_types_that_gemmtune_has_no_groups_of() -> None:
+    """A service refuses a whole request with one such problem."""
+    x, w, offs = operands([3, 0, 5, 1], torch.float32)
+    with gemmtune.torch.record("cpu") as recording:
+        grouped_mm(x, w, offs, activation="swiglu")
+        grouped_mm(x, w, offs)
+    assert recording.problems() == []
+
+
 def test_a_recording_has_the_product_with_its_activation_and_without() -> None:
     """A row of either serves the layer."""
     with gemmtune.torch.record(device_type="cpu") as recording:
