@@ -416,7 +416,7 @@ def test_many_rows_of_experts_read_a_config_twice(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_layer_with_prepacked_weights_is_the_same_layer() -> None:
-    layers = ModelLayers([MODELS / "llama-3-8b-w4a16.json"])
+    layers = ModelLayers([MODELS.parent / "quantised_models" / "llama-3-8b-w4a16.json"])
     stored = weights(8, 6144, 4096, zero_b="eight")
     assert layers.of(stored) == (ModelLayer("llama-3-8b-w4a16", 1, "qkv_proj", 32),)
     assert layers.of(replace(stored, prepacked=True)) == layers.of(stored)

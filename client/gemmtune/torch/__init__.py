@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmtune.torch.applied import Applied, apply
 from gemmtune.torch.enabled import Enabled, enable
-from gemmtune.torch.errors import ServingError
+from gemmtune.torch.errors import GroupError, ServingError
 from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
 from gemmtune.torch.grouped.experts import (
@@ -35,7 +35,7 @@ from gemmtune.torch.grouped.experts import (
 )
 from gemmtune.torch.grouped.gpt_oss import experts_from_gpt_oss
 from gemmtune.torch.grouped.layer import moe
-from gemmtune.torch.grouped.operators import GroupError, grouped_mm
+from gemmtune.torch.grouped.operators import grouped_mm
 from gemmtune.torch.grouped.scaled_operators import scaled_grouped_mm
 from gemmtune.torch.grouped.transformers_experts import use_moe
 from gemmtune.torch.grouped.weight_operators import grouped_mm_w4a16

@@ -1,4 +1,4 @@
-"""The exception of `gemmtune.torch`."""
+"""The exceptions of `gemmtune.torch`."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from gemmtune.errors import GemmtuneError
 
 class ServingError(GemmtuneError):
     """A table that cannot serve this process's torch, or this model; the text says why."""
+
+
+class GroupError(ValueError):
+    """Operands of a grouped product that do not fit each other."""

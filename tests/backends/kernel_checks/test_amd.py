@@ -29,7 +29,9 @@ OF = {
     kind: {f"{name}-{kind}" for name in ("tile", "dequant", "grouped", "grouped-dequant")}
     for kind in ("mfma", "wmma")
 }
-WITHOUT = {arch: OF["wmma" if arch.startswith("gfx9") else "mfma"] for arch in ARCHS}
+OF["mfma"].add("mxfp4-mfma")
+WITHOUT = {arch: set(OF["wmma" if arch.startswith("gfx9") else "mfma"]) for arch in ARCHS}
+WITHOUT["gfx90a"].add("mxfp4-mfma")  # its instruction of int8 has another depth
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
 BLOCK_FP8 = "triton-block-fp8"
 WITHOUT_FP8 = ("gfx90a", "gfx1100")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.grouped.operators import GroupError
+from gemmtune.torch.errors import GroupError
 
 #: silu(gate) * up, and gpt-oss's: (up + 1) * gate * sigmoid(ALPHA * gate) of clamped gate and up.
 ACTIVATIONS = ("silu", "swigluoai")

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.errors import GroupError
 from gemmtune.torch.grouped import weights as weight_products
 from gemmtune.torch.grouped.experts import QuantizedExperts
-from gemmtune.torch.grouped.operators import GroupError
 from gemmtune.torch.grouped.scaled import OUTPUTS, TYPES, scale_shapes
 
 #: Types of ids.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.errors import GroupError
 from gemmtune.torch.grouped import ends, glue
 from gemmtune.torch.grouped.products import ACTIVATIONS, GroupedProduct, by_torch, silu_mul
 from gemmtune.torch.nesting import inside
@@ -28,10 +29,6 @@ _LIBRARY.define(
     "grouped_mm(Tensor input, Tensor weight, Tensor offsets, str activation='none') -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
-
-
-class GroupError(ValueError):
-    """Operands of a grouped product that do not fit each other."""
 
 
 def checked(x: Any, weight: Any, offsets: Any, activation: str = "none") -> None:

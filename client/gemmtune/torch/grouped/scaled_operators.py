@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.errors import GroupError
 from gemmtune.torch.grouped import ends
-from gemmtune.torch.grouped.operators import GroupError, check_ends, checked, smallest
+from gemmtune.torch.grouped.operators import check_ends, checked, smallest
 from gemmtune.torch.grouped.scaled import (
     OUTPUTS,
     TYPES,

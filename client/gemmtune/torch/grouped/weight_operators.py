@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.errors import GroupError
 from gemmtune.torch.grouped import ends
 from gemmtune.torch.grouped.experts import form_of_experts
-from gemmtune.torch.grouped.operators import GroupError, check_ends, smallest
+from gemmtune.torch.grouped.operators import check_ends, smallest
 from gemmtune.torch.grouped.weights import TYPES, GroupedWeightProduct, by_dequantising
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.quantised.scaled_operators import padded

@@ -131,7 +131,7 @@ MISTAKES = (
     Mistake("            if (e >= here) continue;\n", "", "short"),
     Mistake("bits_of(element) << e * kSize % 4 * 8;", "bits_of(element) << e * kSize % 4 * 4;", "short"),
     Mistake("BK * kSize) : BK * step_;", "BK * kSize) : (BK - 1) * step_;", "across"),
-    Mistake("own_ = static_cast<Offset>(ALONG_K ? line_ : depth_) * step;", "own_ = 0 * step;", "mixed"),
+    Mistake("(ALONG_K ? (GATED ? line_ / 2 : line_) : depth_) * step;", "(0) * step;", "mixed"),
     Mistake("const bool full = a.full() && b.full();", "const bool full = true;", "along"),
     Mistake("            left -= BK;\n", "", "along"),
     Mistake("p * kSize : p * step_", "0 * kSize : 0 * step_", "slices"),

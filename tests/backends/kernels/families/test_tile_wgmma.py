@@ -210,7 +210,7 @@ _MET = f"        block_barrier();\n{_LAID}"
 _ARRIVED = "        if (kTiles > 1) arrive_at_cluster();\n"
 _BEGUN = """        if (warp == 0 && lane_index() == 0) {
             for (int stage = 0; stage < STAGES; ++stage)
-                start_barrier(&full[stage], 1), start_barrier(&empty[stage], kWorkers * kReaders);
+                start_barrier(&full[stage], kFills), start_barrier(&empty[stage], kReleases);
             started_barriers();
         }
 """
@@ -219,7 +219,8 @@ _STARTED += "        else block_barrier();"
 _SUMMED = "if (SPLITS > 1) cluster_barrier<true>();\n        else block_barrier();"
 _ENDED = "        if (SPLITS > 1) cluster_barrier<false>();  // others"
 _EMPTY, _FULL = (f"            wait_phase(&{one}[ring.stage], ring.parity);\n" for one in ("empty", "full"))
-_ARRIVALS, _SLICER = "kWorkers * kReaders)", "return slice * TILES + static_cast<int>(block_x() % TILES);"
+_ARRIVALS = "&empty[stage], kReleases)"
+_SLICER = "return slice * TILES + static_cast<int>(block_x() % TILES);"
 _SENT_A = "send<SHARE>(to + part_a * kMapLine, &all.maps[0], p, row, z, done, beside);"
 _SENT_B = "send<SHARE_B>(to + kBytesA + part_b * kMapLine, &all.maps[1], p, column, z, done, below);"
 MISTAKES = (
@@ -230,19 +231,24 @@ MISTAKES = (
     Mistake(_EMPTY, "            (void)empty;\n", "alone"),
     Mistake(_FULL, "            (void)full;\n", "alone"),
     Mistake(_FULL, f"            if (warp_index() == 0)\n    {_FULL}", "alone"),
-    Mistake("start_barrier(&full[stage], 1)", "start_barrier(&full[stage], 2)", "alone"),
-    Mistake(_ARRIVALS, "kWorkers * kReaders - 1)", "alone"),
-    Mistake(_ARRIVALS, "kWorkers * kReaders + 1)", "alone", "a phase that nothing ends"),
-    Mistake(_ARRIVALS, "kWorkers)", "shared"),
-    Mistake(_ARRIVALS, "kWorkers * SHARE)", "square"),
-    Mistake(_ARRIVALS, "kWorkers * SHARE_B)", "square"),
+    Mistake("start_barrier(&full[stage], kFills)", "start_barrier(&full[stage], kFills + 1)", "alone"),
+    Mistake(_ARRIVALS, "&empty[stage], kWorkers * kReaders - 1)", "alone"),
+    Mistake(
+        _ARRIVALS,
+        "&empty[stage], kWorkers * kReaders + 1)",
+        "alone",
+        "a phase that nothing ends",
+    ),
+    Mistake(_ARRIVALS, "&empty[stage], kWorkers)", "shared"),
+    Mistake(_ARRIVALS, "&empty[stage], kWorkers * SHARE)", "square"),
+    Mistake(_ARRIVALS, "&empty[stage], kWorkers * SHARE_B)", "square"),
     Mistake("kReaders = SHARE + SHARE_B - 1", "kReaders = SHARE * SHARE_B", "square"),
     Mistake("kReaders = SHARE + SHARE_B - 1", "kReaders = SHARE", "below"),
     Mistake("expect_bytes(done, kStage)", "expect_bytes(done, kStage - 16)", "alone"),
     Mistake("expect_bytes(done, kStage)", "expect_bytes(done, kStage + 16)", "alone"),
     Mistake("expect_bytes(done, kStage)", "expect_bytes(done, kBytesA / SHARE + kBytesB)", "shared"),
     Mistake("expect_bytes(done, kStage)", "expect_bytes(done, kBytesA + kBytesB / SHARE_B)", "below"),
-    Mistake("if (lane_index() == 0) copy(", "if (lane_index() < 2) copy(", "alone"),
+    Mistake("if (kScaling || lane_index() == 0) copy(", "if (lane_index() < 2) copy(", "alone"),
     Mistake("if (lane_index() == 0) arrive(empty);", "arrive(empty);", "alone"),
     Mistake("empty = full + STAGES;", "empty = full + 1;", "alone"),
     Mistake("(shared + kBarriers);", "(shared + kPipeline - 16);", "alone"),
