@@ -38,6 +38,17 @@ def places(
     return len(near[: race.max_entrants])
 
 
+def overrun(settings: TuningSettings, rounds: int, needed: int, reserved: float) -> float:
+    """Seconds beyond its part of the budget that a bounded final may take for the rounds that a decision
+    needs, of which it has `rounds`; none once it has them. It may take what is `reserved` for confirming a
+    WIN, which is of no use to a final that decides nothing."""
+    if rounds >= needed:
+        return 0.0
+    race = settings.options.race
+    share = race.last_grace if needed * 3 <= rounds * 4 else race.grace
+    return max(share * settings.budget.seconds, reserved)
+
+
 def short_seconds(settings: TuningSettings) -> float:
     """Seconds after which a second process that has the rounds of a decision ends, decided or not."""
     race = settings.options.race

@@ -23,7 +23,7 @@ from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried
 from tuners.budget import Counts, StopReason
 from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_process import Task
-from tuners.final_time import confirming_seconds, places, sample_cost, short_seconds
+from tuners.final_time import confirming_seconds, overrun, places, sample_cost, short_seconds
 from tuners.measure import Rotation
 from tuners.packed import PackingCost
 from tuners.race import BaselineFailed, Race
@@ -287,10 +287,7 @@ class Session:
                 needed = self.settings.rule.rounds_needed(race.comparisons)
                 length = took() - before
                 grace = self._race.grace * budget.seconds
-                almost = needed * 3 <= race.rounds * 4
-                most = self._race.last_grace * budget.seconds if almost else grace
-                # What is reserved for confirming a WIN is of no use to a final that decides nothing.
-                most = max(most, reserved) if race.rounds < needed else 0.0
+                most = overrun(self.settings, race.rounds, needed, reserved)
                 if budget.bounded and self._race.narrow_after <= race.rounds < needed:
                     left = (limit + grace - self.counts.measuring_seconds) / (needed - race.rounds)
                     yield from race.narrow(kept, left * race.rounds / (took() - heats))
