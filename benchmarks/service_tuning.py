@@ -2,7 +2,7 @@
 
     python -m benchmarks.service_tuning [--device cuda] [--problems 40] [--efforts quick normal] [--rounds 4 1]
         [--first 10] [--thorough 8] [--thorough-seconds 10] [--dtype bf16] [--lists decode_m1 ...]
-        [--shapes benchmarks/untuned.json]
+        [--shapes benchmarks/untuned.json] [--cache FOLDER]
 
 Problems are spread evenly over the fixed lists, or over those of `--shapes`. In order: (1) `first`: a bare service with
 an empty cache tunes some problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a
@@ -292,6 +292,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--thorough", type=int, default=8, help="problems that are tuned thoroughly")
     parser.add_argument("--thorough-seconds", type=float, default=10.0)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        help="the folder that the portfolio is compiled into, and that is kept; default: one of its own",
+    )
     options = parser.parse_args(arguments)
     try:
         options.asked = rounds_of(options.efforts, options.rounds)
@@ -352,8 +357,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "wall": [wall(jobs[problem.id]) for problem in some],
             }
             keep()
-        cache = folder / "cache"
-        figures["precompile"] = precompiled(device.environment, cache)
+        cache = options.cache or folder / "cache"
+        warm = cache.exists() and any(cache.iterdir())
+        compiled = precompiled(device.environment, cache)
+        figures |= {"precompile": compiled} if not warm else {}
         keep()
         with Serving(folder / "warm", cache, options.device) as client:
 
