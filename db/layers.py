@@ -45,7 +45,7 @@ def _beside() -> Select[Any]:
     return select(found.c.id)
 
 
-_BESIDE = _beside()
+QUERY = _beside()
 
 
 def table_rows(
@@ -58,7 +58,7 @@ def table_rows(
         f"of_{name}": getattr(problem, name) for name in ("id", "kind", "m", "n", "k", "batch")
     }
     values |= {"least": ceil(problem.n / 2**reach), "most": floor(problem.n * 2**reach)}
-    ids = list(connection.scalars(_BESIDE, {**values, "device": device_class_id, "policy": policy_id}))
+    ids = list(connection.scalars(QUERY, {**values, "device": device_class_id, "policy": policy_id}))
     rows = exported.claim_rows(connection, device_class_id, ids) if ids else ()
     return [
         row
