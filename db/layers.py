@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, exists, select, union_all
 
 from backends.problem import GemmProblem
+from backends.problem_rules import MAX_SIZE
 from db import exported, models
 from db.values import table
 
@@ -45,6 +46,7 @@ def _beside() -> Select[Any]:
     return select(found.c.id)
 
 
+#: The ids of such problems, by the requested problem's words (`of_...`), the range of n, class and policy.
 QUERY = _beside()
 
 
@@ -57,7 +59,9 @@ def table_rows(
     values: dict[str, Any] = {
         f"of_{name}": getattr(problem, name) for name in ("id", "kind", "m", "n", "k", "batch")
     }
-    values |= {"least": ceil(problem.n / 2**reach), "most": floor(problem.n * 2**reach)}
+    # PostgreSQL refuses a bound beyond the column's type.
+    most = min(floor(problem.n * 2**reach), MAX_SIZE)
+    values |= {"least": ceil(problem.n / 2**reach), "most": most}
     ids = list(connection.scalars(QUERY, {**values, "device": device_class_id, "policy": policy_id}))
     rows = exported.claim_rows(connection, device_class_id, ids) if ids else ()
     return [

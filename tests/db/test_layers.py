@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from backends.problem import GemmProblem, from_linear
+from backends.problem_rules import MAX_SIZE
 from backends.solution import Solution
 from db import layers, models
 from db.engine import reading, writing
@@ -58,6 +59,13 @@ def test_the_next_eight_problems_on_either_side(engine: Engine) -> None:
         claim(connection, [samples.problem(m) for m in range(51, 200, 3)])
     below, above = range(78, 102, 3), range(102, 126, 3)
     assert found(engine, samples.problem(100)) == [*below, *above]
+
+
+def test_the_largest_sizes_fit_the_columns(engine: Engine) -> None:
+    with writing(engine) as connection:
+        claim(connection, [samples.problem(MAX_SIZE // 2)])
+    assert found(engine, samples.problem(MAX_SIZE)) == []
+    assert found(engine, samples.problem(MAX_SIZE - 1)) == [MAX_SIZE // 2]
 
 
 @pytest.mark.parametrize(
