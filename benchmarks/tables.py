@@ -157,13 +157,17 @@ def transfer() -> str:
     lines = [
         "### Near problems\n",
         "Each number of tokens of each layer asked for as if it had not been tuned, of the lookup among all other rows of "
-        "its table. An answer's time is known where its solution was timed on the problem itself: every candidate of a "
+        "its table, which are stored as if they had been measured here; or, with `imported`, of the installed table. An answer's time is known where its solution was timed on the problem itself: every candidate of a "
         "recorded table; of a pre-tuned row the winner, the default and the best of each export target, which are fast ones.\n",
         f"| rows | asked | refused | answered | with a known time | within {made['allowed']:.0%} of the problem's own best "
         "| the worst of these |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, found in made["tables"].items():
+    rows = {
+        **made["tables"],
+        **{f"{name}, installed, nothing measured": of for name, of in made["elsewhere"].items()},
+    }
+    for name, found in rows.items():
         worst = "" if found["worst"] is None else f"{found['worst']:.1%} slower"
         lines.append(
             f"| {name} | {found['asked']} | {found['refused']} | {found['answered']} | {found['timed']} | "

@@ -6,7 +6,7 @@ Best rows are stored in a database: those of the pre-tuned tables, and those of 
 candidate of each problem, with every candidate's time). The service's own lookup is asked for each problem without its
 own row, among the rows of all others. An answer's time is known where its solution was timed on the problem itself:
 each candidate of a recorded table; of a pre-tuned row the winner, the default and the best of each export target.
-Needs no device, and measures none.
+`elsewhere`: the same of a pre-tuned table that is installed, with nothing measured. Needs no device, and measures none.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ import json
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, delete
 
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from benchmarks import report
-from db import sessions
+from db import models, sessions
 from db.engine import open_engine, reading, writing
+from db.values import table as stored_table
 from service import best, pretuned
 from service.formats.core.export import ExportRow
 from service.requests import request_content
@@ -149,9 +151,9 @@ def _result(row: Tuned) -> dict[str, Any]:
 # ---- asking --------------------------------------------------------------------------------------
 
 
-def ask(connection: Connection, row: Tuned) -> dict[str, Any]:
+def ask(connection: Connection, row: Tuned, imported: bool = False) -> dict[str, Any]:
     """What the lookup answers to a problem whose own row it does not see, and how good that is."""
-    asked = best.Asked(row.environment.device_class, row.policy.id)
+    asked = best.Asked(row.environment.device_class, row.policy.id, imported=imported)
     answer = json.loads(best.answer(connection, asked, row.problem, None))
     found = {"problem": row.problem.id, "m": row.problem.n, "n": row.problem.m, "k": row.problem.k}
     if answer["match"] != "nearest":
@@ -181,20 +183,43 @@ def summary(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def held_out(rows: Sequence[Tuned], most: int | None = None) -> list[dict[str, Any]]:
     """The answers to the rows, or to `most` of them from the whole list, among all of them in a database.
     Layers with one number of tokens are in the database and are not asked for."""
+    with _database() as engine:
+        store(engine, rows)
+        with reading(engine) as connection:
+            return [ask(connection, row) for row in _asked(rows, most)]
+
+
+def elsewhere(found: pretuned.PretunedTable, most: int | None = None) -> list[dict[str, Any]]:
+    """The answers to an installed table's rows, as held_out() asks for them, each without its own claim."""
+    claim = stored_table(models.Claim)
+    answers = []
+    with _database() as engine:
+        pretuned.install(engine, found.path)
+        for row in _asked(list(pretuned_rows(found.rows)), most):
+            with engine.connect() as connection, connection.begin() as transaction:
+                connection.execute(delete(claim).where(claim.c.problem_id == row.problem.id))
+                answers.append(ask(connection, row, imported=True))
+                transaction.rollback()
+    return answers
+
+
+def _asked(rows: Sequence[Tuned], most: int | None) -> list[Tuned]:
     layers: dict[tuple[int, int], int] = defaultdict(int)
     for row in rows:
         layers[row.layer] += 1
     asked = [row for row in rows if layers[row.layer] > 1]
     step = 1 if most is None else max(1, len(asked) // most)
+    return asked[::step][:most]
+
+
+@contextmanager
+def _database() -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(database_url=f"sqlite:///{folder}/transfer.sqlite", pretuned=False)
         upgrade(settings)
         engine = open_engine(settings.database_url)
-        store(engine, rows)
-        with reading(engine) as connection:
-            answers = [ask(connection, row) for row in asked[::step][:most]]
+        yield engine
         engine.dispose()
-    return answers
 
 
 def tables() -> Iterator[tuple[str, list[Tuned]]]:
@@ -223,11 +248,20 @@ def main() -> None:
     made: dict[str, Any] = {}
     environments = []
     for name, rows in tables():
-        answers = held_out(rows, options.most)
-        over = [row for row in answers if (row.get("regret") or 0) > ALLOWED]
-        made[name] = {**summary(answers), "rows_stored": len(rows), "over_allowed": over}
+        made[name] = {**_figures(held_out(rows, options.most)), "rows_stored": len(rows)}
         environments.append(rows[0].environment)
-    report.write("transfer", environments, {"allowed": ALLOWED, "tables": made}, options.output)
+    installed = {
+        one.name: {**_figures(elsewhere(one, options.most)), "rows_stored": len(one.rows)}
+        for one in pretuned.shipped()
+    }
+    content = {"allowed": ALLOWED, "tables": made, "elsewhere": installed}
+    report.write("transfer", environments, content, options.output)
+
+
+def _figures(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        **summary(answers), "over_allowed": [row for row in answers if (row.get("regret") or 0) > ALLOWED]
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ class Problem(SQLModel, table=True):
     of the row-major problem that people write. Versions before `dtype_b` leave it null (db/columns.py)."""
 
     __tablename__ = "problems"
+    __table_args__ = (Index("ix_problems_layer", "kind", "m", "k", "n"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)

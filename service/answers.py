@@ -310,7 +310,9 @@ class TransferRegret(Answer):
 
 
 class BestNearest(_Measured):
-    """Measured for a near problem, and legal for the one asked."""
+    """Measured for a near problem, and legal for the one asked. Where `provenance.kind` is pretuned, which
+    only requests with `imported` get, it was not measured here but is of the pre-tuned table that `source`
+    names."""
 
     match: Literal["nearest"]
     distance: float = Field(description="Euclidean, in doublings of m, n, k and batch; at most 2.")

@@ -2,7 +2,7 @@
 
 An exact answer is the stored document as it is. This module searches for the others: a solution that meets
 the client's filters, an imported claim, and a near problem with a solution that is legal for the requested
-problem.
+problem, which was measured here or, where claims are asked for, is a pre-tuned table's.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import islice
-from math import ceil, gcd
+from functools import cached_property
+from itertools import islice, takewhile
+from math import ceil
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection
 
-from backends import registry
-from backends.environment import DeviceClass, Environment
-from backends.operands import layouts
+from backends.environment import DeviceClass
 from backends.problem import GemmProblem
-from backends.protocol import Family
-from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import exported, neighbours, queries
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
+from service.legality import Legality, alignments
 from service.nearness import Place, doubt, spread
+from service.table_rows import TableRow, claimed_solution, of_layer, regrets
 
 #: How many of the nearest problems with equally aligned operands are tried; among how many of the nearest
 #: those are looked for; how many notes explain rejections.
 MAX_TRIED, MAX_SEEN, MAX_NOTES = 16, 96, 3
 
+_ALIGNED_OTHERWISE = "its operands are aligned to other bytes than those asked for"
 #: Kind of provenance -> what makes the claim, where it is no ordinary file.
 _SAYS = {"pretuned": "a pre-tuned table"}
 
@@ -100,8 +100,8 @@ class _Search:
 
     def __init__(self, connection: Connection, asked: Asked, problem: GemmProblem) -> None:
         self._connection, self._asked, self._problem = connection, asked, problem
+        self._legality = Legality(connection, asked.device, problem)
         self._notes: list[str] = []
-        self._environments: dict[str, Environment] = {}
 
     def run(self, document: str | None, near: bool) -> dict[str, Any]:
         own = None if document is None else self._chosen(orjson.loads(document))
@@ -117,8 +117,10 @@ class _Search:
                 "near problems were not looked up: too many in one request (GEMMTUNE_MAX_NEAR)"
             )
         found = self._nearest() if near else None
-        if found is None:
-            self._notes += self._known_elsewhere()
+        if found is None and near and self._asked.imported:
+            found = self._nearest_elsewhere()
+        if found is None and not self._asked.imported:
+            self._notes += self._known_elsewhere(near)
         return found or {
             "match": "default",
             "solution": None,
@@ -178,10 +180,12 @@ class _Search:
     def _claim(self) -> dict[str, Any] | None:
         rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
         for row in rows:
-            solution = None if row["solution_id"] is None else _claimed_solution(row)
+            solution = None if row["solution_id"] is None else claimed_solution(row)
             if row["policy_id"] in ("", self._asked.policy_id) and self._asked.filters.admit(solution):
                 kind = row["provenance_kind"]
-                self._notes += self._elsewhere(row)
+                environment_id = (row["content"] or {}).get("environment_id")
+                if kind == "pretuned" and environment_id is not None:
+                    self._notes.append(self._elsewhere(environment_id))
                 return {
                     "match": "imported",
                     "solution": solution,
@@ -192,32 +196,37 @@ class _Search:
                 }
         return None
 
-    def _elsewhere(self, row: Mapping[str, Any]) -> list[str]:
+    def _elsewhere(self, environment_id: str) -> str:
         """Where a pre-tuned table's row was measured: on which class, with which libraries."""
-        environment_id = (row["content"] or {}).get("environment_id")
-        if row["provenance_kind"] != "pretuned" or environment_id is None:
-            return []
-        found = self._environment(environment_id)
+        found = self._legality.environment(environment_id)
         builds = [f"{name} {build}" for name, build in sorted(found.libraries.items())]
         where = ", ".join([*builds, *([f"driver {found.driver}"] if found.driver else [])])
-        return [f"measured elsewhere, on another {found.device_class} with {where}"]
+        return f"measured elsewhere, on another {found.device_class} with {where}"
 
-    def _known_elsewhere(self) -> list[str]:
-        """A note if a pre-tuned table has a row for the problem, which is served only where asked for."""
-        if self._asked.imported:
-            return []
+    def _known_elsewhere(self, near: bool) -> list[str]:
+        """A note if a pre-tuned table has a row for the problem, or near it, which is served only where asked
+        for."""
+        asked = "imported=true, or --imported on the command line"
         rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
         names = [row["source"] for row in rows if row["provenance_kind"] == "pretuned"]
-        asked = "imported=true, or --imported on the command line"
-        return [f"known elsewhere: the pre-tuned table {names[0]} has it ({asked})"] if names else []
+        if names:
+            return [f"known elsewhere: the pre-tuned table {names[0]} has it ({asked})"]
+        found = self._of_tables([]) if near else None
+        if found is None:
+            return []
+        row = found[0]
+        return [f"known elsewhere: the pre-tuned table {row.table} has {row.problem.id} ({asked})"]
 
     # ---- near --------------------------------------------------------------------------------------
 
     def _nearest(self) -> dict[str, Any] | None:
-        families = self._families()
-        if families is None:
+        if self._legality.families is None:
+            self._notes.append(
+                f"near problems were not looked up: the backend {self._asked.device.vendor} is not part of "
+                "this installation, so nothing can say what is legal there"
+            )
             return None
-        near = self._near()
+        near = self._near
         served = [name for name, place in near.items() if place.served]
         if near and not served:
             name, place = next(iter(near.items()))
@@ -228,36 +237,37 @@ class _Search:
             if document is None:
                 self._note(f"{problem_id}: nothing there meets the filters")
                 continue
-            fault = self._fault(document, families)
-            if fault is not None:
-                self._note(f"{problem_id}: {fault}")
-                continue
-            others = [other for other in list(near)[:MAX_TRIED] if other != problem_id]
-            regret = self._regret(document["solution"]["id"], others)
-            fault = doubt(document, near[problem_id], regret)
-            if fault is not None:
-                self._note(f"{problem_id}: {fault}")
-                continue
-            if document["solution"]["workspace_bytes"]:
-                self._notes.append(f"workspace_bytes is what the solution took for {problem_id}")
-            if document.get("packing"):
-                self._notes.append(f"packing is what the solution took for {problem_id}")
-            return {
-                "match": "nearest",
-                "asked": problem_wire(self._problem),
-                "asked_id": self._problem.id,
-                "distance": round(near[problem_id].distance, 4),
-                "transfer_regret": regret,
-                **self._stale(document),
-                **document,
-                "notes": self._notes,
-            }
+            fault = self._legality.fault(document)
+            if fault is None:
+                regret = spread(self._regrets(document, problem_id))
+                fault = doubt(document, near[problem_id], regret)
+            if fault is None:
+                return self._near_answer(document, near[problem_id], regret)
+            self._note(f"{problem_id}: {fault}")
         return None
+
+    def _near_answer(
+        self, document: Mapping[str, Any], place: Place, regret: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        if document["solution"]["workspace_bytes"]:
+            self._notes.append(f"workspace_bytes is what the solution took for {document['problem_id']}")
+        if document.get("packing"):
+            self._notes.append(f"packing is what the solution took for {document['problem_id']}")
+        return {
+            "match": "nearest",
+            "asked": problem_wire(self._problem),
+            "asked_id": self._problem.id,
+            "distance": round(place.distance, 4),
+            "transfer_regret": regret,
+            **self._stale(document),
+            **document,
+            "notes": self._notes,
+        }
 
     def _aligned(self, problem_ids: list[str]) -> Iterator[tuple[str, GemmProblem, dict[str, Any]]]:
         """The near problems (among the first MAX_SEEN) with operands aligned like the requested problem's,
-        with their documents: a kernel tuned for better aligned operands cannot read the requested ones."""
-        here, noted = _alignments(self._problem), False
+        with their documents."""
+        here, noted = alignments(self._problem), False
         for start in range(0, min(len(problem_ids), MAX_SEEN), MAX_TRIED):
             part = problem_ids[start : start + MAX_TRIED]
             documents = queries.best_documents(
@@ -268,27 +278,18 @@ class _Search:
                     continue
                 document = orjson.loads(documents[problem_id])
                 problem = problem_from_wire(document["problem"])
-                if _alignments(problem) == here:
+                if alignments(problem) == here:
                     yield problem_id, problem, document
                     continue
                 if not noted:  # once: it may apply to all of them
-                    self._note(f"{problem_id}: its operands are aligned to other bytes than those asked for")
+                    self._note(f"{problem_id}: {_ALIGNED_OTHERWISE}")
                 noted = True
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
-    def _families(self) -> Mapping[str, Family] | None:
-        vendor = self._asked.device.vendor
-        if vendor in registry.BACKENDS:
-            return registry.backend(vendor).families()
-        self._notes.append(
-            f"near problems were not looked up: the backend {vendor} is not part of this installation, so "
-            "nothing can say what is legal there"
-        )
-        return None
-
+    @cached_property
     def _near(self) -> dict[str, Place]:
         """Near problems, the nearest first."""
         p = self._problem
@@ -299,34 +300,65 @@ class _Search:
             if row.problem_id != p.id and distance <= neighbours.FARTHEST
         }
 
-    def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
-        """Why the near problem's solution cannot run the requested problem; None if it can."""
-        values = document["solution"]
-        family = families.get(values["family"])
-        if family is None:
-            return f"the family {values['family']} is not part of this installation"
-        if not family.supports(self._problem):
-            return f"{family.name} does not support the problem"
-        environment = self._environment(document["environment_id"])
-        try:
-            return family.illegal(self._problem, Solution.from_dict(values), environment)
-        except (KeyError, TypeError, ValueError) as error:  # parameters of another version of the family
-            return f"{family.name} cannot judge its parameters ({error})"
-
-    def _environment(self, environment_id: str) -> Environment:
-        found = self._environments.get(environment_id)
-        if found is None:
-            contents = queries.environment_contents(self._connection, [environment_id])
-            found = self._environments[environment_id] = Environment.from_dict(contents[environment_id])
-        return found
-
-    def _regret(self, solution_id: str, problem_ids: list[str]) -> dict[str, Any] | None:
-        """By what share the solution was slower than the best in sessions of near problems; None if it was
-        not measured there."""
+    def _regrets(self, document: Mapping[str, Any], problem_id: str) -> list[float]:
+        """By what share a near problem's solution was slower than the best in each session of other near
+        problems that measured it."""
+        others = [other for other in list(self._near)[:MAX_TRIED] if other != problem_id]
+        if not others:
+            return []
         rows = neighbours.transfer(
-            self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
-        )
-        return spread([row["seconds"] / row["best"] - 1 for row in rows if row["best"]])
+            self._connection, document["solution"]["id"], others, str(self._asked.device),
+            self._asked.policy_id,
+        )  # fmt: skip
+        return [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
+
+    # ---- near, and known elsewhere -----------------------------------------------------------------
+
+    def _nearest_elsewhere(self) -> dict[str, Any] | None:
+        """The answer of a pre-tuned table's row."""
+        notes: list[str] = []
+        found = self._of_tables(notes)
+        self._notes += notes[:MAX_NOTES]
+        if found is None:
+            return None
+        row, regret = found
+        self._notes.append(self._elsewhere(row.document["environment_id"]))
+        return self._near_answer(row.document, row.place, regret)
+
+    def _of_tables(self, notes: list[str]) -> tuple[TableRow, dict[str, Any] | None] | None:
+        """The nearest row of the problem's layer in pre-tuned tables that may be served, and how its solution
+        fared in sessions here and in the layer's other rows. `notes` gets why others may not. A row of a
+        problem that was measured here may not: that measurement was looked at."""
+        if self._legality.families is None:
+            return None
+        rows = of_layer(self._connection, self._problem, self._asked.device, self._asked.policy_id)
+        if rows and not rows[0].place.served:
+            notes.append(
+                f"{rows[0].problem.id}, of the pre-tuned table {rows[0].table}: {rows[0].place.too_far}"
+            )
+        here, size = alignments(self._problem), _written(self._problem)
+        for row in takewhile(lambda one: one.place.served, rows):
+            regret: dict[str, Any] | None = None
+            fault: str | None = None
+            if row.problem.id in self._near:
+                fault = "it was measured here"
+            elif alignments(row.problem) != here:
+                fault = _ALIGNED_OTHERWISE
+            elif not self._asked.filters.admit(
+                row.document["solution"], Fraction(size, _written(row.problem))
+            ):
+                fault = "nothing there meets the filters"
+            else:
+                fault = self._legality.fault(row.document)
+            if fault is None:
+                measured = self._regrets(row.document, row.problem.id)
+                regret = spread(measured + regrets(rows, row))
+                fault = doubt(row.document, row.place, spread(measured))
+                fault = fault or doubt(row.document, row.place, regret)
+            if fault is None:
+                return row, regret
+            notes.append(f"{row.problem.id}, of the pre-tuned table {row.table}: {fault}")
+        return None
 
 
 def _packing(rows: Iterable[Mapping[str, Any]], solution_id: str) -> dict[str, Any]:
@@ -339,22 +371,3 @@ def _packing(rows: Iterable[Mapping[str, Any]], solution_id: str) -> dict[str, A
 def _written(problem: GemmProblem) -> int:
     """Elements of the output: a workspace for partial sums grows with them."""
     return problem.m * problem.n * problem.batch
-
-
-def _alignments(problem: GemmProblem) -> dict[str, int]:
-    """The alignment of each matrix's columns in the whole batch, in bytes, at most 16."""
-    found = layouts(problem)
-    return {
-        name: gcd(
-            problem.alignment,
-            found[name].ld * found[name].dtype.bytes,
-            found[name].stride * found[name].dtype.bytes,
-        )
-        for name in ("a", "b", "c", "d")
-        if name in found
-    }
-
-
-def _claimed_solution(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
-    return {"id": row["solution_id"], **{name: row[name] for name in names}}

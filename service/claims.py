@@ -111,6 +111,14 @@ def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | Non
         content = storable({name: getattr(row, name) for name in names})
         content["environment_id"] = row.environment.id
         content["baseline"] = None if row.baseline is None else row.baseline.to_dict()
+        content["targets"] = {
+            name: {
+                "solution": one.solution.id,
+                "seconds": one.seconds,
+                "baseline_seconds": one.baseline_seconds,
+            }
+            for name, one in row.targets.items()
+        }
     solution = claim.solution
     if solution is not None and (content, solution.workspace_bytes, solution.deterministic) != (
         None,

@@ -104,7 +104,9 @@ def best(
     max_workspace: MaxWorkspace = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic only.")] = False,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat).")] = None,
-    imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
+    imported: Annotated[
+        bool, typer.Option("--imported", help="Also what imported files and pre-tuned tables claim.")
+    ] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -175,6 +177,8 @@ def _show_best(answer: dict[str, Any]) -> None:
             else f"{regret['median']:.1%} (median, 80th percentile {regret['p80']:.1%}, of {regret['pairs']})"
         )
         match += f", distance {answer['distance']:.2f} doublings, transfer regret {known}"
+        if answer["provenance"]["kind"] == "pretuned":
+            match += f", of the pre-tuned table {answer['provenance']['source']}, not measured here"
     rows = [("match", match)]
     rows += [(what, json.dumps(answer[what])) for what in ("asked", "problem") if what in answer]
     rows += [("device class", answer["device_class"])] if "device_class" in answer else []

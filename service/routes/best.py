@@ -35,7 +35,8 @@ router = APIRouter(tags=["solutions"], dependencies=STRICT)
 async def get_best(request: Request) -> Response:
     """The best known way to run a problem: `match` says whether it was measured for this very problem
     (exact), for a near one (nearest: with its distance in doublings, and how the solution fared on other
-    near problems), by somebody else (imported: only where asked for), or not at all (default)."""
+    near problems), by somebody else (imported: only where asked for), or not at all (default). With
+    `imported` a near problem may be a pre-tuned table's: `provenance` says so."""
     service = service_of(request)
     question = read_question(request.scope["query_string"])
     selector = service.selector(question.selector)

@@ -214,7 +214,7 @@ def best_parameters() -> list[dict[str, Any]]:
         "max_workspace": ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, "Bytes, at most."),
         "deterministic": (_BOOL, "Only solutions known to be deterministic."),
         "families": (_TEXT, "Only these families, separated by commas."),
-        "imported": (_BOOL, "Also what imported files claim, where nothing was measured."),
+        "imported": (_BOOL, "Also what imported files and pre-tuned tables say, where nothing was measured."),
     }
     return [
         {"name": n, "in": "query", "required": n in ("m", "n", "k"), "schema": schema, "description": text}

@@ -9,6 +9,7 @@ import pytest
 from backends.problem import from_linear
 from backends.solution import Solution
 from benchmarks import transfer
+from service import pretuned
 from tests.service.formats.made import H200
 from tuners.policy import MeasurementPolicy
 
@@ -33,6 +34,15 @@ def test_held_out_numbers_of_tokens_are_answered_well_or_refused(number: int) ->
     assert found["asked"] >= min(8, len(rows) // 2), name
     assert found["over"] == 0, name
     assert found["refused"] + found["answered"] == found["asked"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_rows_of_an_installed_table_are_answered_without_their_own(number: int) -> None:
+    table = pretuned.shipped()[number]
+    found = transfer.summary(transfer.elsewhere(table, 30))
+    assert found["answered"] >= 8
+    assert found["refused"] + found["answered"] == found["asked"]
+    assert found["over"] == 0
 
 
 def tuned(m: int, seconds: dict[str, float], winner: str) -> transfer.Tuned:

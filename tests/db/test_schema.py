@@ -43,6 +43,7 @@ RELEASED = {
     "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
     "0006_columns_of_the_leaderboard.py": "74e297491445621807d61ddff5cec1ea7a091eb374ae19258310c243b2ff831c",
     "0007_trace_of_a_job.py": "adcae0780e02b49313c4fc815b80c74d81b232d6703ffab8416e90e097d99407",
+    "0008_layers_of_problems.py": "69a58af9a8fc1566b1875bbf3acaf9743ef86aafe95c2daa2de72cc033facc9f",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 _verdict = table(models.Verdict)
@@ -192,7 +193,7 @@ def test_rows_of_before_get_the_columns_of_0006(empty_url: str) -> None:
         for name, column in zip(("verdicts", "problems"), kept, strict=True):
             connection.execute(text(f"UPDATE {name} SET {column} = NULL"))
         assert [connection.scalars(query).all() for query in read] == before == [stored, before[1]]
-        for name in ("best_board", "sessions_provenance", "problem_keys_provenance"):
+        for name in ("best_board", "sessions_provenance", "problem_keys_provenance", "problems_layer"):
             connection.execute(text(f"DROP INDEX ix_{name}"))
         for name, column in zip(("verdicts", "problems"), kept, strict=True):
             connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
@@ -214,6 +215,7 @@ def test_a_speed_up_that_is_no_number_has_no_column(empty_url: str) -> None:
     changes = (
         "UPDATE verdicts SET content = '{\"speedup\": {\"mid\": \"inf\"}}'", "DROP INDEX ix_best_board",
         "DROP INDEX ix_sessions_provenance", "DROP INDEX ix_problem_keys_provenance",
+        "DROP INDEX ix_problems_layer",
         "ALTER TABLE verdicts DROP COLUMN speedup", "ALTER TABLE problems DROP COLUMN dtype_b",
         "ALTER TABLE jobs DROP COLUMN traceparent",
         "UPDATE alembic_version SET version_num = '0005'",

@@ -298,6 +298,25 @@ def test_a_tuning_on_that_class_tries_its_rows_early_and_no_other_does(engine: E
 # ---- the command -----------------------------------------------------------------------------------
 
 
+def test_the_best_command_answers_by_a_tables_near_row(tmp_path: Path, cache: BinaryCache) -> None:
+    home = Home(tmp_path, cache.root.parent)
+    assert home.run("pretuned", "install", str(CPU))[0] == 0
+    layer = ("--n", "128", "--k", "64", "--dtype", "fp32", "--trans-b", "--device", "cpu:x86_64:AMD-EPYC:2")
+    asked = ("best", "--m", "4", *layer)
+    found = home.json(*asked, "--imported")
+    assert (found["match"], found["problem"]["m"], found["distance"]) == ("nearest", 2, 1.0)
+    assert found["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}
+    code, out, _ = home.run(*asked, "--imported")
+    assert code == 0
+    shown = " ".join(out.split())
+    assert "nearest, distance 1.00 doublings" in shown
+    assert "of the pre-tuned table cpu-small, not measured here" in shown
+    assert f"says so of {found['problem_id']}" in shown
+    code, out, _ = home.run(*asked)
+    assert code == 1
+    assert f"the pre-tuned table cpu-small has {found['problem_id']}" in " ".join(out.split())
+
+
 def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cache: BinaryCache) -> None:
     for name in ("h200", "other"):
         (tmp_path / name).mkdir()
