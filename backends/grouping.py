@@ -43,9 +43,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,7 @@ _SCALED_OUTPUTS = ("bf16", "fp16", "fp32")
 #: A count as text: as JSON writes it, and of no more digits than 2^31 - 1 has.
 _COUNT = re.compile("0|[1-9][0-9]{0,9}")
 
+Fields = TypeVar("Fields", bound=ProblemFields)
 Counts = npt.NDArray[np.int64]
 
 
@@ -294,6 +296,15 @@ def spans_of(p: ProblemFields) -> list[tuple[int, int, int]]:
 def gated(p: ProblemFields) -> bool:
     """Whether pairs of rows of weights make one column of the call's output: the activation swiglu."""
     return p.activation == SWIGLU
+
+
+def with_swiglu(p: Fields) -> Fields | None:
+    """The grouped product with swiglu and a packed output; None for what has none: products of one matrix, of
+    other types or of an odd number of rows of weights, and those that have it already."""
+    typed = p.dtype_a in TYPES and p.dtype_b == p.dtype_a
+    if not p.groups or not typed or p.m % 2 or p.activation != "none":
+        return None
+    return replace(p, activation=SWIGLU, ldc=p.m // 2, ldd=p.m // 2)
 
 
 def quantised_groups(p: ProblemFields) -> bool:

@@ -9,7 +9,13 @@ from sqlalchemy import Connection, select
 
 from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
-from backends.problem_distance import kinds_to_learn_from, size_distance
+from backends.problem_distance import (
+    kinds_to_learn_from,
+    kinds_without_epilogue,
+    others_count,
+    size_distance,
+    with_others,
+)
 from backends.solution import Solution
 from db import models, neighbours
 from db.neighbours import Near
@@ -51,7 +57,8 @@ def nearest(
 ) -> list[PastResult]:
     """The fastest results of the nearest problems with the problem's types, epilogue and layout, under the
     same policy: first those of the class, then those of its sisters, the nearest problem first. Of stored
-    weights too, where the problem's may be packed. Reads a fixed number of rows, however many there are."""
+    weights too, where the problem's may be packed, and of products without the problem's epilogue, where none
+    with it is as near. Reads a fixed number of rows, however many there are."""
     return _results(
         connection, [row.verdict_number for row in nearby(connection, problem, device_class, policy_id)]
     )
@@ -73,11 +80,18 @@ def _near(
     connection: Connection, problem: GemmProblem, device_class: DeviceClass, policy_id: str, class_id: str
 ) -> list[tuple[float, Near]]:
     """A class's best rows near the problem with their distances, the nearest first."""
-    found = []
-    for kind, farther in kinds_to_learn_from(problem).items():
-        where = neighbours.Where(class_id, policy_id, kind)
-        rows = [row for _, row in neighbours.around(connection, where, problem, _COMPARED)[: 2 * _COMPARED]]
-        found += [(size_distance(problem, row, device_class.units) + farther, row) for row in rows]
+
+    def of(kinds: Mapping[str, float]) -> list[tuple[float, Near]]:
+        found = []
+        for kind, farther in kinds.items():
+            where = neighbours.Where(class_id, policy_id, kind)
+            rows = neighbours.around(connection, where, problem, _COMPARED)[: 2 * _COMPARED]
+            found += [(size_distance(problem, row, device_class.units) + farther, row) for _, row in rows]
+        return found
+
+    found = of(kinds_to_learn_from(problem))
+    if others_count(found):
+        found = with_others(found, of(kinds_without_epilogue(problem)))
     return sorted(found, key=lambda one: (one[0], one[1].problem_id))
 
 

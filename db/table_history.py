@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import dist, log2
@@ -12,7 +12,13 @@ from sqlalchemy import Connection, Engine, func, select
 
 from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
-from backends.problem_distance import Sizes, kinds_to_learn_from, size_distance
+from backends.problem_distance import (
+    Sizes,
+    kinds_to_learn_from,
+    kinds_without_epilogue,
+    size_distance,
+    with_others,
+)
 from backends.solution import Solution
 from db import models
 from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult
@@ -65,11 +71,13 @@ class TableHistory:
     def nearest(
         self, connection: Connection, problem: GemmProblem, device_class: DeviceClass, policy_id: str
     ) -> list[PastResult]:
-        """The winners of the nearest rows with the problem's types, epilogue and layout under the policy, as
-        history.nearest() has those of sessions: first the class's, then those of its vendor's other
-        classes."""
+        """The winners of the nearest rows with the problem's types, epilogue and layout under the policy, and
+        of the product without its epilogue, as history.nearest() has those of sessions: first the class's,
+        then those of its vendor's other classes."""
         self._read(connection)
-        here, units, farther = _place(problem), device_class.units, kinds_to_learn_from(problem)
+        here, units = _place(problem), device_class.units
+        own_kinds, others = kinds_to_learn_from(problem), kinds_without_epilogue(problem)
+        farther = {**own_kinds, **others}
         alike = [
             (apart + farther[row.kind], row)
             for place, row in self._rows
@@ -78,13 +86,16 @@ class TableHistory:
             and row.vendor == device_class.vendor
             and (apart := dist(here, place)) <= FARTHEST
         ]
+
+        def near(mine: Sequence[tuple[float, _Row]], kinds: Mapping[str, float]) -> list[tuple[float, int]]:
+            these = (one for one in mine if one[1].kind in kinds)
+            close = nsmallest(_COMPARED, these, key=lambda one: (one[0], one[1].number))
+            return [(size_distance(problem, row, units) + kinds[row.kind], row.number) for _, row in close]
+
         numbers = []
         for own, most in ((True, OWN_PROBLEMS), (False, SISTER_PROBLEMS)):
             mine = [one for one in alike if (one[1].class_id == str(device_class)) is own]
-            close = nsmallest(_COMPARED, mine, key=lambda one: (one[0], one[1].number))
-            ordered = sorted(
-                (size_distance(problem, row, units) + farther[row.kind], row.number) for _, row in close
-            )
+            ordered = sorted(with_others(near(mine, own_kinds), near(mine, others)))
             numbers += [number for _, number in ordered[:most]]
         return _results(connection, numbers)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from backends.grouping import TYPES
+from backends.grouping import with_swiglu
 from backends.problem_rules import SWIGLU
 from service.formats.core.base import ImportedProblem
 from service.formats.vllm.experts import GATE_UP
@@ -20,8 +19,7 @@ def gated_products(items: Iterable[ImportedProblem]) -> list[ImportedProblem]:
 
 def _gated(item: ImportedProblem) -> ImportedProblem | None:
     keys = [key for key in item.keys if f".{GATE_UP} " in key]
-    if not keys or item.problem.dtype_a not in TYPES or item.problem.weight_only:
+    problem = with_swiglu(item.problem)
+    if not keys or problem is None:
         return None
-    half = item.problem.m // 2
-    problem = replace(item.problem, activation=SWIGLU, ldc=half, ldd=half)
     return ImportedProblem(problem, 0, tuple(key.replace(GATE_UP, f"{GATE_UP}_{SWIGLU}") for key in keys))

@@ -17,6 +17,7 @@ from backends.errors import StorageError
 from backends.exhaustion import check_resources
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
+from backends.problem_distance import problem_distance, same_epilogue, with_others
 from backends.solution import Solution
 from db import exported, history, jobs, sessions, table_history
 from db.engine import DatabaseUnavailable, now, writing
@@ -102,7 +103,8 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
 
 def past_results(connection: Connection, start: sessions.SessionStart) -> list[PriorResult]:
     """What earlier sessions found for near problems, for the search. Where there is no such session, what
-    pre-tuned tables say."""
+    pre-tuned tables say. Results of a product without the problem's epilogue count where neither has any with
+    it that is as near."""
     asked = start.problem, start.environment.device_class, start.policy_id
     found = history.nearest(connection, *asked)
     measured = {(one.problem, one.environment.device_class) for one in found}
@@ -110,7 +112,14 @@ def past_results(connection: Connection, start: sessions.SessionStart) -> list[P
         one for one in table_history.nearest(connection, *asked)
         if (one.problem, one.environment.device_class) not in measured
     ]  # fmt: skip
-    return [PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio) for one in found]
+    units = start.environment.units
+    placed = [(problem_distance(start.problem, one.problem, units), one) for one in found]
+    own = [row for row in placed if same_epilogue(start.problem, row[1].problem)]
+    others = [row for row in placed if not same_epilogue(start.problem, row[1].problem)]
+    return [
+        PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio)
+        for _, one in with_others(own, others)
+    ]
 
 
 def earlier_winners(connection: Connection, start: sessions.SessionStart) -> list[Solution]:

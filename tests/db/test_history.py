@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine
 
 from backends.environment import Environment
-from backends.problem import GemmProblem
+from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from db import outcomes, sessions
 from db.engine import reading, writing
@@ -121,3 +122,36 @@ def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round(engine:
     stored(engine, (as_stored, HERE, MINE, 1e-6), (packed, HERE, OTHER, 1e-6), (far, HERE, OTHER, 1e-6))
     assert list(dict.fromkeys(one.problem for one in found(engine, packed))) == [packed, as_stored, far]
     assert {one.problem for one in found(engine, as_stored)} == {as_stored}
+
+
+def of_experts(rows: int, activation: str = "none") -> GemmProblem:
+    return from_linear(rows, 48, 64, "bf16", groups=4, activation=activation)
+
+
+def biased(rows: int, activation: str) -> GemmProblem:
+    return from_linear(rows, 48, 64, "bf16", bias=None if activation == "none" else "bf16")
+
+
+@pytest.mark.parametrize(("make", "end"), [(of_experts, "swiglu"), (biased, "bias")])
+def test_products_without_the_epilogue_teach_those_with_it_and_not_the_other_way_round(
+    make: Callable[[int, str], GemmProblem], end: str, engine: Engine
+) -> None:
+    plain, near, ended = make(64, "none"), make(32, "none"), make(64, end)
+    stored(engine, (plain, HERE, MINE, 1e-6), (near, HERE, OTHER, 2e-6), (plain, SISTER, OTHER, 1e-6))
+    assert [(one.problem, one.environment.product, one.solution) for one in found(engine, ended)] == [
+        (plain, HERE.product, MINE), (plain, HERE.product, BASELINE),
+        (near, HERE.product, OTHER), (near, HERE.product, BASELINE),
+        (plain, SISTER.product, OTHER), (plain, SISTER.product, BASELINE),
+    ]  # fmt: skip
+    stored(engine, (ended, HERE, OTHER, 1e-6))
+    assert ended not in {one.problem for one in found(engine, plain)}
+
+
+def test_a_product_without_the_epilogue_counts_where_none_with_it_is_as_near(engine: Engine) -> None:
+    """16 times the rows are four doublings; an equal product without the epilogue counts as one."""
+    ended, plain = of_experts(64, "swiglu"), of_experts(64)
+    far, own = of_experts(1024, "swiglu"), of_experts(64 + 8, "swiglu")
+    stored(engine, (far, HERE, OTHER, 1e-6), (plain, HERE, MINE, 1e-6))
+    assert list(dict.fromkeys(one.problem for one in found(engine, ended))) == [plain, far]
+    stored(engine, (own, HERE, OTHER, 1e-6))
+    assert list(dict.fromkeys(one.problem for one in found(engine, ended))) == [own, far]

@@ -142,3 +142,34 @@ def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round(
     installed(engine, tmp_path, H200, row(stored), row(packed, solution=OTHER))
     assert [one.problem for one in found(engine, packed)] == [packed, stored]
     assert [one.problem for one in found(engine, stored)] == [stored]
+
+
+def test_rows_without_the_epilogue_teach_those_with_it_and_not_the_other_way_round(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Until a row with it is as near."""
+    plain = from_linear(64, 48, 64, "bf16", groups=4)
+    gated = from_linear(64, 48, 64, "bf16", groups=4, activation="swiglu")
+    installed(engine, tmp_path, H200, row(plain))
+    assert [one.problem for one in found(engine, gated)] == [plain]
+    installed(engine, tmp_path, H100, row(gated, solution=OTHER))
+    assert [(one.problem, one.environment.product) for one in found(engine, gated)] == [
+        (plain, "NVIDIA H200"), (gated, "NVIDIA H100"),
+    ]  # fmt: skip
+    assert [one.problem for one in found(engine, plain)] == [plain]
+    near = from_linear(72, 48, 64, "bf16", groups=4, activation="swiglu")
+    installed(engine, tmp_path, H200, row(near), row(near, solution=OTHER))
+    assert plain not in {one.problem for one in found(engine, gated)}
+
+
+def test_sessions_and_tables_are_compared_by_how_near_they_are(engine: Engine, tmp_path: Path) -> None:
+    """A table's row with the epilogue is nearer than a session without it."""
+    plain = from_linear(64, 48, 64, "bf16", groups=4)
+    gated = from_linear(64, 48, 64, "bf16", groups=4, activation="swiglu")
+    start: SessionStart = samples.start(gated)
+    with writing(engine) as connection:
+        samples.store_session(connection, samples.start(plain), samples.candidate(1), 1e-6)
+        assert {one.problem for one in past_results(connection, start)} == {plain}
+    installed(engine, tmp_path, samples.HERE, row(gated, solution=OTHER, policy=samples.POLICY))
+    with reading(engine) as connection:
+        assert [one.solution.id for one in past_results(connection, start)] == [OTHER.id]

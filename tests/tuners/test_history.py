@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.outcome import Outcome, Phase, Status
-from backends.problem import GemmProblem, from_mm
+from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Solution
 from tests.backends.weight_samples import weights
 from tests.db.samples import BASELINE, candidate, raced, screened, won
@@ -60,6 +60,18 @@ def test_stored_weights_teach_prepacked_ones_and_not_the_other_way_round() -> No
     ]
     assert [one.problem for one in nearest(packed, 2, sessions)] == [packed, stored]
     assert [one.problem for one in nearest(stored, 2, sessions)] == [stored]
+
+
+def test_another_epilogue_is_farther() -> None:
+    plain, gated, far = (
+        from_linear(rows, 48, 64, "bf16", groups=4, activation=activation)
+        for rows, activation in ((16, "none"), (24, "swiglu"), (64, "none"))
+    )
+    sessions = [
+        (one, results_of(one, ENVIRONMENT, [screened(BASELINE)], BASELINE.id)) for one in (far, plain, gated)
+    ]
+    asked = from_linear(16, 48, 64, "bf16", groups=4, activation="swiglu")
+    assert [one.problem for one in nearest(asked, 2, sessions)] == [gated, plain, far]
 
 
 def test_a_journal_gives_what_its_other_sessions_found(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Fills the compile cache with a portfolio's members, without a device.
 
 A member is compiled for one problem of each layout that it serves, and for the twins on which a tuning
-verifies it: the text of a kernel has its types and layout and no sizes, so that these binaries serve every
-problem of the kind. Families for few columns have the number of columns in the text: a member is compiled
-for each that it serves.
+verifies it: the text of a kernel has its types, layout and epilogue and no sizes, so that these binaries
+serve every problem of the kind. Families for few columns have the number of columns in the text: a member is
+compiled for each that it serves. A member for experts is compiled with swiglu, too, which is another kernel
+with the same parameters: the first product of experts has it, and searches of it begin with these members.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing, NotCompiled
+from backends.grouping import with_swiglu
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Family
 from backends.solution import Solution
@@ -69,13 +71,15 @@ def plan(groups: Sequence[Group], backend: Backend, environment: Environment) ->
             if (why := family.unavailable(environment)) is not None:
                 notes[f"{family.name}: {why}"] = None
                 continue
-            layouts = {_layout(one): one for one in member.problems}
+            gated = [made for one in member.problems if (made := with_swiglu(one)) is not None]
+            layouts = {_layout(one): one for one in (*member.problems, *gated)}
             for problem in layouts.values():
                 rule = family.illegal(problem, member.solution, environment)
                 if rule is None:
                     items.append((place, Item(environment, family, problem, member.solution)))
                 else:
-                    notes[f"{member.solution.id} is left out: {rule}"] = None
+                    which = f"{member.solution.id} with swiglu" if problem in gated else member.solution.id
+                    notes[f"{which} is left out: {rule}"] = None
     items.sort(key=lambda one: one[0])
     return [item for _, item in items], list(notes)
 
@@ -118,10 +122,12 @@ def precompile(
                 yield _ended(running.pop(future), future)
 
 
-def _layout(problem: GemmProblem) -> tuple[str, str, int, int]:
+def _layout(problem: GemmProblem) -> tuple[str, str, int, int, str, int]:
     """What the text of a member's kernel may depend on."""
-    columns = min(problem.m, problem.n)  # either operand may be the streamed one
-    return problem.trans_a, problem.trans_b, problem.alignment, columns if columns <= FEW_COLUMNS else 0
+    p = problem
+    columns = min(p.m, p.n)  # either operand may be the streamed one
+    few = columns if columns <= FEW_COLUMNS else 0
+    return p.trans_a, p.trans_b, p.alignment, few, p.epilogue, p.groups
 
 
 #: How often stop() and pause() are asked.

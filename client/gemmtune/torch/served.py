@@ -72,7 +72,7 @@ class Served:
     that rows read -> bytes. `scaled`: all but M of a product of 8-bit operands with scales -> M -> row.
     `grouped`: groups, N, K, the type, the activation -> M -> row. `scaled_grouped`: groups, N, K, the scales,
     the output's type -> M -> row. `grouped_weights`: groups, the form of each group's weights, the rows' type
-    -> M -> row.
+    -> M -> row. `apart`: answers of grouped/apart.py, by the key of `grouped` and M.
     """
 
     def __init__(self, table: Table) -> None:
@@ -90,6 +90,7 @@ class Served:
         self.layouts: quantised.Layouts = {}
         self.scaled: dict[scaled_products.ScaledKey, dict[int, TunedRow]] = {}
         self.grouped: dict[grouped.GroupedKey, dict[int, TunedRow]] = {}
+        self.apart: dict[grouped.GroupedKey, dict[int, bool]] = {}
         self.scaled_grouped: dict[scaled_grouped.ScaledGroupedKey, dict[int, TunedRow]] = {}
         self.grouped_weights: dict[grouped_weights.GroupedWeightKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
@@ -160,7 +161,7 @@ class Served:
         self.products.clear()  # modes hold this dictionary, and iterate over none
         self.products.update(products)
         # Another thread may be iterating over these.
-        self.weights, self.scaled, self.grouped = weights, scaled, groups
+        self.weights, self.scaled, self.grouped, self.apart = weights, scaled, groups, {}
         self.layouts = quantised.layouts_of(rows)
         self.scaled_grouped, self.grouped_weights = scaled_groups, weight_groups
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest

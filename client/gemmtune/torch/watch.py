@@ -20,7 +20,8 @@ class Watcher(Protocol):
         """A product ran: by `row` (a TunedRow), or by torch if that is None."""
 
     def lacked(self, product: AnyProduct, device_type: str) -> None:
-        """A row of this product would have run, and there is none: what ran in its place is told, too."""
+        """A row of this product would have run, and there is none, or none that is as fast as what ran in its
+        place, which is told, too."""
 
     def saw_layer(self, layer: FewTokens, device_type: str) -> None:
         """A layer of experts ran by two launches, without products."""
@@ -57,7 +58,7 @@ def tell(product: AnyProduct, row: Any | None, device_type: str) -> None:
 
 
 def tell_lacking(product: AnyProduct, device_type: str) -> None:
-    """Tells every watcher of a product without a row, in whose place others run."""
+    """Tells every watcher of a product without a row, or without a fast one, in whose place others run."""
     if is_inside():
         return
     for one in tuple(WATCHERS):

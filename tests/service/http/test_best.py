@@ -233,6 +233,25 @@ def test_stored_and_prepacked_weights_are_not_near(client: httpx.Client, engine:
         assert near.id not in str(other)
 
 
+@pytest.mark.parametrize("known", ["none", "swiglu"])
+def test_products_with_and_without_swiglu_are_not_near(
+    client: httpx.Client, engine: Engine, known: str
+) -> None:
+    """A search tries what the other one ran; an answer is of the same kind."""
+    how: dict[str, Any] = {"n": 48, "k": 64, "dtype": "bf16", "trans_b": True, "groups": 4}
+    near, other = problem(16, **how, epilogue=known), "swiglu" if known == "none" else "none"
+    winner = Solution("numpy-grouped", 1, {"threads": 1}, samples.HERE.libraries["blas"], 0, True)
+    with writing(engine) as connection:
+        samples.store_session(connection, samples.start(near), winner)
+    asked = {**how, "device": samples.CLASS}
+    found = fits(answers.Best, client.get(URL, params={**asked, "m": 24, "epilogue": known}))
+    assert (found["match"], found["problem_id"]) == ("nearest", near.id)
+    for m in (16, 24):
+        answered = fits(answers.Best, client.get(URL, params={**asked, "m": m, "epilogue": other}))
+        assert answered["match"] == "default"
+        assert near.id not in str(answered)
+
+
 def test_one_doubling_of_the_tokens_is_the_farthest_and_half_a_doubling_of_other_sizes(
     filled: httpx.Client,
 ) -> None:

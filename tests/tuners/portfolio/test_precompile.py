@@ -11,7 +11,7 @@ from typing import Any, cast
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import CompileError
-from backends.problem import GemmProblem, from_mm
+from backends.problem import GemmProblem, from_linear, from_mm
 from backends.protocol import Backend
 from backends.solution import Solution
 from tests.tuners.recorded import ENVIRONMENT
@@ -35,6 +35,8 @@ class Family:
         return True
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        if solution.parameters["number"] == 14 and problem.activation == "swiglu":
+            return "gated rows are pairs"
         return "it is illegal" if solution.parameters["number"] == 13 else None
 
     def compile(
@@ -85,6 +87,34 @@ def test_members_are_compiled_for_each_number_of_columns_if_they_are_few() -> No
     few = (PLAIN, from_mm(9, 64, 64), from_mm(9, 640, 64), from_mm(64, 16, 64), from_mm(100, 16, 64))
     items, _, _ = planned(1, problems=few)
     assert [min(item.problem.m, item.problem.n) for item in items] == [8, 9, 16]
+
+
+def test_members_for_experts_are_compiled_with_swiglu_too() -> None:
+    """Once, however many products they serve; not where it is illegal, and not of other types or odd n."""
+    layers = [from_linear(96, n, 64, "bf16", groups=4) for n in (96, 160)]
+    items, notes, _ = planned(1, 14, problems=tuple(layers))
+    assert [(one.solution.parameters["number"], one.problem.activation) for one in items] == [
+        (1, "none"), (1, "swiglu"), (14, "none"),
+    ]  # fmt: skip
+    assert notes == [f"{Solution('own', 1, {'number': 14}).id} with swiglu is left out: gated rows are pairs"]
+    scales: Any = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16"}
+    without = (
+        from_linear(96, 97, 64, "bf16", groups=4), from_linear(96, 128, 128, "bf16"),
+        from_linear(96, 128, 128, "fp8_e4m3", groups=4, **scales),
+    )  # fmt: skip
+    assert all(one.problem.activation == "none" for one in planned(1, problems=without)[0])
+    own = from_linear(96, 96, 64, "bf16", groups=4, activation="swiglu")
+    items, _, _ = planned(1, problems=(*layers, own))
+    assert [one.problem.activation for one in items] == ["none", "swiglu"]
+
+
+def test_members_are_compiled_for_each_number_of_groups_and_epilogue() -> None:
+    several = (
+        from_linear(96, 96, 64, "fp16", bias="fp16"), from_linear(96, 96, 64, "fp16"),
+        *(from_linear(96, 97, 64, "fp16", groups=groups) for groups in (4, 128)),
+    )  # fmt: skip
+    items, _, _ = planned(1, problems=several)
+    assert [one.problem for one in items] == list(several)
 
 
 def test_what_cannot_be_compiled_is_noted_and_left_out() -> None:

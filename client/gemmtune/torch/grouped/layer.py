@@ -65,7 +65,8 @@ def moe(
     experts. There are no gradients of weights of 8 and 4 bits.
 
     The first product of 16-bit weights has silu in it, without gate_up_bias and not interleaved: it is
-    grouped_mm(activation="swiglu"), one launch where the table in use has a row of such a product.
+    grouped_mm(activation="swiglu"), one launch where the table in use has a row of such a product that is no
+    slower than one without silu and the step behind it.
 
     On a GPU with Triton, and where no operand needs a gradient, the steps beside the products are kernels of
     one launch each; elsewhere they are torch's operations. Both give the products the same rows. A few tokens

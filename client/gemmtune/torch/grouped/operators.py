@@ -6,7 +6,7 @@ launch reads the groups' ends on the device, whatever they are. Otherwise, and w
 computes.
 
 Where no row serves a product with its activation, the product without runs, by a row or torch, and then the
-activation."""
+activation. So it does where rows of both serve it, and that way is faster by their times (apart.py)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import torch
 
 from gemmtune.torch.errors import GroupError
 from gemmtune.torch.grouped import ends, glue
+from gemmtune.torch.grouped.apart import runs_apart, sizes
 from gemmtune.torch.grouped.products import ACTIVATIONS, GroupedProduct, by_torch, silu_mul
 from gemmtune.torch.nesting import inside
 from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, tell, tell_lacking
 
-#: Rows that an input may always be padded to: their time is that of reading the weights.
-_ALWAYS_PADDED = 64
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
     "grouped_mm(Tensor input, Tensor weight, Tensor offsets, str activation='none') -> Tensor",
@@ -78,17 +77,27 @@ def _run(x: Any, weight: Any, offsets: Any, activation: str = "none") -> Any:
     if not product.m:
         return x.new_empty((0, product.columns))
     check_ends(offsets, product.m)
-    if served is not None and (found := run_grouped(served, product, x, weight, offsets)) is not None:
-        return found
+    if served is not None:
+        if activation != "none" and runs_apart(served, product):
+            alone = product._replace(activation="none")
+            if (hidden := run_grouped(served, alone, x, weight, offsets)) is not None:
+                if WATCHERS:
+                    tell_lacking(product, kind)
+                return _activated(hidden, offsets)
+        if (found := run_grouped(served, product, x, weight, offsets)) is not None:
+            return found
     if activation != "none":
         if WATCHERS:
             tell_lacking(product, kind)
-        found = _run(x, weight, offsets)
-        return glue.activation(found, offsets)[0] if glue.runs(found) else silu_mul(found)
+        return _activated(_run(x, weight, offsets), offsets)
     if WATCHERS:
         tell(product, None, kind)
     with inside():
         return by_torch(x, weight, offsets)
+
+
+def _activated(hidden: Any, offsets: Any) -> Any:
+    return glue.activation(hidden, offsets)[0] if glue.runs(hidden) else silu_mul(hidden)
 
 
 def run_grouped(served: Served, product: GroupedProduct, x: Any, weight: Any, offsets: Any) -> Any | None:
@@ -118,7 +127,7 @@ def run_grouped(served: Served, product: GroupedProduct, x: Any, weight: Any, of
 def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | None:
     """The row of the smallest M that is at least `m` and not much larger, and may run now; `addresses` are
     those of the call, or-ed."""
-    for size in sorted(size for size in rows if m <= size <= max(_ALWAYS_PADDED, 2 * m)):
+    for size in sizes(rows, m):
         if (found := rows[size].applies(addresses)) is not None:
             return found
     return None
@@ -173,8 +182,9 @@ def grouped_mm(x: Any, weight: Any, offs: Any, activation: str = "none") -> Any:
 
     activation "swiglu": D[m, n / 2] = silu(y[:, : n / 2]) * y[:, n / 2 :] of the product y, as the first
     product of an expert has it; the gate's rows of weight come first. A row of such a product never rounds y.
-    Otherwise y is computed as without an activation, and so rounded to x's type. Where x or weight needs a
-    gradient, the activation is torch's operations."""
+    Without one, or where a row of the product without the activation and one more launch are faster by the
+    table's times, y is computed as without an activation, and so rounded to x's type. Where x or weight needs
+    a gradient, the activation is torch's operations."""
     if activation == "swiglu" and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         checked(x, weight, offs, activation)
         return silu_mul(OPERATOR(x, weight, offs))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
@@ -32,9 +33,11 @@ def write(
     default: str | None = "torch-weights",
     torch_build: str | None = None,
     gpu: Environment = host.H200,
+    seconds: Mapping[GemmProblem, float] = MappingProxyType({}),
 ) -> Path:
     """A bundle with the likeliest candidate of a family on a GPU for each problem. `default`: the family of
-    the baseline; `torch_build`: the torch with which the rows say that they were measured."""
+    the baseline; `torch_build`: the torch with which the rows say that they were measured; `seconds`: what
+    rows say that they took, where not all alike."""
     environment = CpuBackend().probe().devices[0]
     runtime = compile_runtime(environment.partition, cache).read_bytes()
     chosen, arch = [], GPU_ARCHS[gpu.arch]
@@ -63,6 +66,8 @@ def write(
             "launches": [launch], **operands_and_packing(config, packing),
         }  # fmt: skip
         made["verdict"] |= {"baseline": str(default), "baseline_family": default}
+        if problem in seconds:
+            made["verdict"]["seconds"] = seconds[problem]
         rows.append(made)
     binaries = {library.read_bytes(): ".so", runtime: ".so"}
     document = bundles.manifest(str(environment.device_class), rows, binaries)
