@@ -1,4 +1,5 @@
-"""First products of experts with their activation, which programs run in place of those without it."""
+"""First products of experts with their activation, which programs run in place of those without it. Where a
+bundle has rows of both, the client's moe() runs the faster way by their times."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def sizes(rows: dict[int, TunedRow], m: int) -> list[int]:
 def activation_seconds(product: GroupedProduct) -> float:
     """The least that the activation takes behind a product, in seconds."""
     elements = product.m * (product.n + product.n // 2)
-    return LAUNCH_SECONDS + elements * product.dtype.itemsize / BYTES_PER_SECOND
+    size: int = product.dtype.itemsize
+    return LAUNCH_SECONDS + elements * size / BYTES_PER_SECOND
 
 
 def runs_apart(served: Served, product: GroupedProduct) -> bool:
