@@ -16,6 +16,8 @@ from benchmarks.moe_operands import COPIES, TURNS, Layer, reference
 #: The most that a result may be off, as a share of the reference's norm: a few times what rounding to bf16 between
 #: the products and after them takes.
 TOLERANCE = 0.01
+#: How often each way is timed.
+ROUNDS = 4
 #: Calls on a CPU, which has no graphs.
 _CPU_CALLS = 5
 
@@ -143,6 +145,17 @@ def ways_of(
     return ways | {"torch": (partial(two_launches, 0), ANY), "torch_steps": (by_torchs_steps, ANY)}
 
 
+def order_of(names: Sequence[str]) -> list[str]:
+    """The order in which ways are timed: each once a turn, every turn in another order, so that none is always the
+    first or the last. What was timed first, and last, took 4% longer than the same kernels in between."""
+    found: list[str] = []
+    for turn in range(ROUNDS if names else 0):
+        begin = turn * len(names) // ROUNDS
+        order = [*names[begin:], *names[:begin]]
+        found += order if turn % 2 == 0 else reversed(order)
+    return found
+
+
 def times(
     torch: Any,
     device: Any,
@@ -151,8 +164,8 @@ def times(
     others: Mapping[str, Layer] | None = None,
 ) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
     """Name of a way -> microseconds, errors, and why a way was not timed. A way is checked before it is timed: its
-    result, and what ran it: ROWS, both products by rows of a table, or LAUNCHES, two launches without products. Ways are timed one after another, then
-    in the opposite order; a way's time is the mean of both. `others`: the layer of a way that has its weights in another
+    result, and what ran it: ROWS, both products by rows of a table, or LAUNCHES, two launches without products. A way's time is the median
+    of its ROUNDS, in the order of order_of(). `others`: the layer of a way that has its weights in another
     form."""
     import gemmtune.torch  # noqa: PLC0415
 
@@ -170,8 +183,8 @@ def times(
             wrong[name] = f"rows ran {report.hits} of the two products"
         elif path == LAUNCHES and (len(report.layers), report.misses) != (1, 0):
             wrong[name] = "the layer did not run by two launches"
-    turns: dict[str, list[float]] = {name: [] for name in ways if name not in wrong}
-    for name in [*turns, *reversed(turns)]:
+    taken: dict[str, list[float]] = {name: [] for name in ways if name not in wrong}
+    for name in order_of(list(taken)):
         with ways[name][0]():
-            turns[name].append(time_us(torch, device, every[name]))
-    return {name: sum(both) / 2 for name, both in turns.items()}, errors, wrong
+            taken[name].append(time_us(torch, device, every[name]))
+    return {name: median(several) for name, several in taken.items()}, errors, wrong

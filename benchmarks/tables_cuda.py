@@ -52,6 +52,7 @@ def sections(folder: Path) -> list[str]:
         ("profile", profile),
         ("profile-libraries", profile),
         ("profile-inside", profile),
+        ("profile-lowbit", profile),
     ):
         document = result(folder, f"cuda-{name}")
         if document is not None:
@@ -285,6 +286,7 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
     "DRAM %": ("GPU Speed Of Light Throughput: DRAM Throughput", 1.0),
     "L2 %": ("GPU Speed Of Light Throughput: L2 Cache Throughput", 1.0),
     "SM %": ("GPU Speed Of Light Throughput: Compute (SM) Throughput", 1.0),
+    "instructions a clock": ("Compute Workload Analysis: Executed Ipc Active", 1.0),
     "SM GHz": ("GPU Speed Of Light Throughput: SM Frequency", 1e9),
     "waves": ("Launch Statistics: Waves Per SM", 1.0),
     "occupancy %": ("Occupancy: Achieved Occupancy", 1.0),
@@ -293,6 +295,7 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
 _WINNERS = {
     "cuda-lists-bf16-libraries.json": ": libraries' winners",
     "cuda-inside.json": ": the even products inside odd ones",
+    "lowbit-": ": low-bit products",
 }
 
 

@@ -35,6 +35,8 @@ _MEASURING = (
     "Measuring is what the budget limits: the strategy's own time, screening, the final, and the timing in the second "
     "process."
 )
+#: The results with the table of the fixed lists.
+_LISTED = ("service-tuning", "service-tuning-lists")
 #: Why a service's first tuning takes so long.
 _STARTS = (
     "The first tuning of a service takes longest: the device process and the second one start and load their libraries, "
@@ -59,6 +61,12 @@ def section(results: Path) -> str:
             f"Fewer problems of the fixed lists, tuned thoroughly as well. {_STARTS}",
         ),
         (
+            "service-tuning-lists",
+            _tuning,
+            "Tunings of the fixed lists of decode and prefill, whole",
+            f"Every problem of these lists once, over HTTP, on an H200, whose bars these are. {_STARTS}",
+        ),
+        (
             "service-tuning-untuned",
             _tuning,
             "Tunings of layers that nothing shipped has",
@@ -78,7 +86,7 @@ def section(results: Path) -> str:
             made = json.loads(path.read_text())
             measuring = [_MEASURING] if any(_beyond(made, effort) for effort in EFFORTS) else []
             said = " ".join([about, *measuring, *made.get("notes", ())])
-            more = tables_lists.lists(made, results) if name == "service-tuning" else ""
+            more = tables_lists.lists(made, results) if name in _LISTED else ""
             parts.append(
                 f"## {title}\n\n{said}\n\n{table(('what', 'figure'), rows_of(made))}\n{more}{source(made)}\n"
             )
@@ -105,16 +113,23 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
         agreement = quick["agreement"]
         wins = ", ".join(str(one["WIN"]) for one in quick["judgements"])
         rows.append(("WINs of each round", f"{wins} of {made['problems']} problems"))
-        rows.append((
-            "two rounds name the same winner; the same or a stated tie",
-            f"{agreement['same']:.1%}; {agreement['same_or_tie']:.1%} of {agreement['pairs']} pairs",
-        ))  # fmt: skip
-        if "rows" in made:
-            rows += _ties(made)
+        if agreement["pairs"]:
+            rows.append((
+                "two rounds name the same winner; the same or a stated tie",
+                f"{agreement['same']:.1%}; {agreement['same_or_tie']:.1%} of {agreement['pairs']} pairs",
+            ))  # fmt: skip
+            if "rows" in made:
+                rows += _ties(made)
     rows += _gains(made)
-    if made.get("regret") is not None:
+    if made.get("regret") is not None and _several(made):
         rows += _regret(made)
     return rows
+
+
+def _several(made: Document) -> bool:
+    """Whether problems were tuned more than once, so that a tuning's winner has others beside it."""
+    tunings = sum(made[effort]["rounds"] for effort in EFFORTS if made.get(effort) is not None)
+    return tunings > 1 or made["regret"]["thorough"]["problems"] > 0
 
 
 def _clock(made: Document, effort: str) -> list[tuple[str, str]]:

@@ -267,3 +267,15 @@ def test_few_tokens_are_timed_both_ways() -> None:
         assert few_tokens.most_slots(128, False) == 0
     assert few_tokens.most_slots(128, False) >= 8
     assert not takes_two_launches(made(torch, Size(4, 2, 64, 32), 1, "uniform", CPU)), "a CPU takes products"
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"], list("abcdefg"), []])
+def test_no_way_is_always_timed_first_or_last(names: list[str]) -> None:
+    """Each as often as the others, and at both ends no more than half of the turns."""
+    order = moe_calls.order_of(names)
+    turns = [order[at : at + len(names)] for at in range(0, len(order), max(1, len(names)))]
+    assert len(turns) == (moe_calls.ROUNDS if names else 0)
+    assert all(sorted(turn) == names for turn in turns)
+    for name in names if len(names) > 1 else ():
+        assert sum(turn[0] == name for turn in turns) <= moe_calls.ROUNDS / 2
+        assert sum(turn[-1] == name for turn in turns) <= moe_calls.ROUNDS / 2
