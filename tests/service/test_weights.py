@@ -128,6 +128,11 @@ def test_the_weights_of_an_imported_file_are_packed(home: Home, server: str) -> 
         code, _, said = home.run("import", str(file), "--prepacked", *where)
         assert code == 2
         assert "prepacked packs quantised weights, and none of the 1 problem of" in " ".join(said.split())
+    file.write_text("[]")
+    for where in ((), ("--server", server)):
+        code, _, said = home.run("import", str(file), "--prepacked", *where)
+        assert code == 2
+        assert "imported.jsonl holds no problem: leave it out" in " ".join(said.split())
 
 
 def test_a_model_without_such_weights_is_not_packed(home: Home) -> None:
