@@ -107,8 +107,10 @@ class CudaBackend:
             found.append(served)
         if not found:
             arch = gpu_arch(environment.vendor, environment.arch)
-            foreign = foreign_float((problem.dtype_a, problem.dtype_b), arch)
-            why = foreign or heuristic.unavailable(environment)
+            why: str | None = foreign_float((problem.dtype_a, problem.dtype_b), arch)
+            if problem.groups:
+                why = why or families[TorchGrouped.name].missing(problem, environment)
+            why = why or heuristic.unavailable(environment)
             why = why or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
             raise UnsupportedProblem(
                 f"the cuda backend has no library call for {problem.slug} ({problem.dtype_a} -> "
