@@ -109,7 +109,7 @@ class CudaBackend:
             arch = gpu_arch(environment.vendor, environment.arch)
             why: str | None = foreign_float((problem.dtype_a, problem.dtype_b), arch)
             if problem.groups:
-                why = why or families[TorchGrouped.name].missing(problem, environment)
+                why = why or TorchGrouped("CUDA").missing(problem, environment)
             why = why or heuristic.unavailable(environment)
             why = why or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
             raise UnsupportedProblem(

@@ -57,9 +57,7 @@ def test_a_file_without_such_weights_is_refused() -> None:
         InvalidProblem, match=r"2 problems.* weights of groups are read as they are stored: le"
     ):
         prepack(read((PLAIN, 1, ""), (GROUPED, 1, "")), "a.json")
-    with pytest.raises(
-        InvalidProblem, match=r"prepacked .*, and a.json holds no problem: leave it"
-    ):
+    with pytest.raises(InvalidProblem, match=r"prepacked .*, and a.json holds no problem: leave it"):
         prepack(Imported("json", [], [], 0), "a.json")
     assert not packable(GROUPED)
     assert prepacked(GROUPED) is GROUPED

@@ -206,8 +206,8 @@ class Guided:
 
     def _next_scarce(self) -> str | None:
         """The id of the next candidate of the list of a family that was tried seldom; None if no list has
-        any left. A power of its best time counts as in its list's turns, but up to a limit, _LAG, and the less,
-        the fewer were tried: one candidate says little of a family."""
+        any left. A power of its best time counts as in its list's turns, but up to a limit, and the less, the
+        fewer were tried: one candidate says little of a family."""
         families = [family for family, listed in self._listed.items() if listed]
         if not families:
             return None

@@ -256,8 +256,8 @@ def test_a_family_of_which_one_candidate_was_slow_has_turns_again() -> None:
 
 
 def test_families_beyond_the_limit_have_equal_turns_however_slow() -> None:
-    """One that takes twice as long, and one that takes a hundred times as long: both are more than 35% behind,
-    also when many of them were tried. Later turns are in the proportion of that limit."""
+    """One takes twice as long, and one a hundred times as long: both are more than 35% behind, also when many
+    of them were tried. Later turns are in the proportion of that limit."""
     seconds = {"fast": 1.0, "slow": 2.0, "slowest": 100.0}
     listed = [Solution(family, 1, {"tile": tile}) for tile in range(200) for family in seconds]
     options = {
