@@ -16,7 +16,7 @@ from backends.solution import Parameter, Solution
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import wrong_of
-from tests.backends.kernels.mx_codes import every_code
+from tests.backends.kernels.mx_codes import beyond_fp32, every_code
 from tests.backends.kernels.samples import SM_90
 from tests.backends.weight_samples import mx_product, mxfp4
 from tuners.inputs import Case
@@ -62,6 +62,15 @@ def test_a_scale_that_is_nan_makes_its_row_nan(elements: str, tmp_path: Path) ->
     wanted[:, [17, 26]] = wanted[36] = True
     assert np.array_equal(np.isnan(d), wanted)
     assert not d[~wanted].any()
+
+
+@pytest.mark.parametrize("elements", ["fp16", "int8"])
+def test_scales_whose_product_is_beyond_fp32(elements: str, tmp_path: Path) -> None:
+    """From 2^130 on the least sum but zero is infinite, and zero is NaN; below, both are what they are."""
+    built = build([FAMILY.config(beyond_fp32(0)[0], {**SMALL, "elements": elements}, SM_90)], tmp_path)[0]
+    for power, least, zero in ((129, 2.0**127, 0.0), (130, np.inf, np.nan), (254, np.inf, np.nan)):
+        want = np.array([[least, zero], [zero, zero]], np.float32)
+        assert np.array_equal(product(built, beyond_fp32(power)[1]), want, equal_nan=True), power
 
 
 #: Lines of 1, 3, 5, 8 and 90 scales; k that ends inside a tile, and inside two groups; padded lines;
