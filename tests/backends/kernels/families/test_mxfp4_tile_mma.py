@@ -148,6 +148,24 @@ def test_what_it_does_not_take_is_refused() -> None:
     assert rule(mx_product(64, 64, 256)) == "None"
 
 
+def test_what_compilers_spill_is_refused() -> None:
+    """Warps of 2048 elements of D with the scales of 256 elements of k, and columns of fp16 beside them."""
+
+    def rule(warp_m: int, warp_n: int, tile_k: int, elements: str) -> str:
+        values: dict[str, Parameter] = {"tile_m": 128, "tile_n": 64, "stages": 2, "group": 1, "splits": 1}
+        values |= {"warp_m": warp_m, "warp_n": warp_n, "tile_k": tile_k, "elements": elements}
+        found = Solution(FAMILY.name, 1, values)
+        return str(FAMILY.illegal(mx_product(512, 512, 4096), found, H200))
+
+    for elements in ("fp16", "int8"):
+        assert rule(64, 32, 256, elements) == "warps of 64 x 32 have tile_k 128: scales of more would spill"
+        assert "warps of 32 x 64 have tile_k 128" in rule(32, 64, 256, elements)
+        assert rule(64, 32, 128, elements) == "None"
+        assert rule(32, 32, 256, elements) == "None"
+    assert rule(32, 64, 128, "fp16") == "warps of 32 x 64 multiply int8: columns of fp16 would spill"
+    assert rule(32, 64, 128, "int8") == "None"
+
+
 def test_it_lists_candidates_of_few_and_of_many_columns() -> None:
     for problem in (mx_product(1, 4096, 4096), mx_product(16, 7168, 2048), mx_product(4096, 4096, 4096)):
         found = list(FAMILY.solutions(problem, H200))
