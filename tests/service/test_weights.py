@@ -63,6 +63,16 @@ def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
     code, _, said = home.run("tune", *ONE[:-1], "nine", "--device", "cpu")
     assert code == 2
     assert "zero_b 'nine' is unknown; known: none, eight, uint4, float, shift" in said
+    stored = [option for option in ONE if option != "--trans-b"]
+    _, _, said = home.run("tune", *stored, "--device", "cpu")
+    assert "transposed, as F.linear's w[n,k]: give a row-major problem trans_b (--trans-b)" in said
+    plain = [*ONE[:9], "--device", "cpu"]
+    for command in ("tune", "best"):
+        code, _, said = home.run(command, *plain, "--scale-dtype", "bf16")
+        assert (code, "--scale-dtype is the type of scales: give" in said) == (2, True), said
+    code, out, _ = home.run("tune", *plain, "--scale-b", "row")
+    assert code == 1
+    assert "it has fp32, fp64, fp16, bf16 and int8 without scales" in " ".join(out.split())
 
 
 def test_weights_that_may_be_packed_are_another_problem(home: Home, server: str) -> None:
