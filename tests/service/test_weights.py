@@ -70,7 +70,7 @@ def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
     for command in ("tune", "best"):
         code, _, said = home.run(command, *plain, "--scale-dtype", "bf16")
         assert (code, "--scale-dtype is the type of scales: give" in said) == (2, True), said
-    code, out, _ = home.run("tune", *plain, "--scale-b", "row")
+    code, out, _ = home.run("tune", *plain, "--scale-b", "row", "--server", server)
     assert code == 1
     assert "it has fp32, fp64, fp16, bf16 and int8 without scales" in " ".join(out.split())
 
