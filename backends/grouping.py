@@ -53,8 +53,8 @@ import numpy.typing as npt
 
 from backends.dtypes import shown
 from backends.errors import InvalidProblem
-from backends.problem_rules import SWIGLU, TERMS, ProblemFields, check_size
-from backends.quantisation import GROUPS
+from backends.problem_rules import SWIGLU, ProblemFields, check_size
+from backends.quantisation import GROUPS, TRANSPOSED, scale_words
 
 #: No groups; the named distributions of rows. A list of counts is written with commas between them.
 NO_ROUTING, NAMED = "none", ("uniform", "skewed")
@@ -128,8 +128,8 @@ def check_groups(p: ProblemFields) -> None:
             "groups",
         )
     for name, needed, why in (
-        ("trans_a", "T", f"weights are contiguous along k, {TERMS} a transposed A (F.linear's w[n,k])"),
-        ("trans_b", "N", f"rows are contiguous along k, {TERMS} a B that is not transposed"),
+        ("trans_a", "T", f"weights are contiguous along k {TRANSPOSED}"),
+        ("trans_b", "N", "rows are contiguous along k and not transposed, as F.linear's x[m,k]"),
         ("batch", 1, "groups are one product"), ("alpha", "one", "grouped products are not scaled"),
         ("beta", "zero", "nothing is added to a grouped product"),
         ("bias", None, "grouped products have no bias: add each group's to its rows afterwards"),
@@ -179,7 +179,7 @@ def _check_scales(p: ProblemFields) -> None:
         if p.scale_a not in GROUPS:
             raise InvalidProblem(
                 f"scale_a {p.scale_a}: quantised weights of grouped products have scales of groups of k: "
-                f"{', '.join(GROUPS)}",
+                f"{', '.join(map(scale_words, GROUPS))}",
                 "scale_a",
             )
         return

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from backends.dtypes import DTYPES, E2M1, FP4, FP8_WEIGHT, INTEGER
 from backends.errors import InvalidProblem
-from backends.problem_rules import BLOCKS, MX_SCALE_DTYPES, TERMS, ProblemFields, check_flag, one_of
+from backends.problem_rules import BLOCKS, MX_SCALE_DTYPES, ProblemFields, check_flag, one_of
 
 #: Zero points of quantised weights.
 ZEROS = ("none", "eight", "uint4", "float", "shift")
@@ -64,6 +64,11 @@ MX_NAN, MX_EXPONENTS = 255, (-127, 127)
 #: Names of scales that no problem has, and that a message of e2m1 weights names.
 NVFP4_SCALES = ("block_1x16", "group_16")
 
+#: Scale -> another word for it on the wire, which people write.
+_WORDS = {"outer": "row", **{name: f"group_{size}" for name, size in GROUPS.items()}}
+#: Of weights, after what they are: the same in column-major terms and in row-major ones.
+TRANSPOSED = "and transposed, as F.linear's w[n,k]: give a row-major problem trans_b (--trans-b)"
+
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 
@@ -81,9 +86,7 @@ def check_weights(p: ProblemFields) -> None:
         return
     if p.trans_a != "T":
         raise InvalidProblem(
-            f"trans_a {p.trans_a}: weights of {p.dtype_a} are contiguous along k, {TERMS} a transposed A "
-            "(F.linear's w[n,k])",
-            "trans_a",
+            f"trans_a {p.trans_a}: weights of {p.dtype_a} are contiguous along k {TRANSPOSED}", "trans_a"
         )
     if p.batch != 1:
         raise InvalidProblem(f"batch {p.batch}: quantised weights are of one product", "batch")
@@ -92,7 +95,7 @@ def check_weights(p: ProblemFields) -> None:
             raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
     scales = scales_of(p.dtype_a)
     if p.scale_a not in scales:
-        known, kind = ", ".join(scales), p.dtype_a
+        known, kind = ", ".join(map(scale_words, scales)), p.dtype_a
         raise InvalidProblem(
             f"scale_a {p.scale_a} is no scale of quantised weights of {kind}; known: {known}", "scale_a"
         )
@@ -111,6 +114,12 @@ def _check_prepacked(p: ProblemFields) -> None:
         raise InvalidProblem(
             "prepacked true: weights of groups are read as they are stored; leave it out", "prepacked"
         )
+
+
+def scale_words(scale: str) -> str:
+    """A scale and in brackets the word for it that problems may have on the wire: outer (row), block_1x128
+    (group_128); its name alone where there is none."""
+    return f"{scale} ({_WORDS[scale]})" if scale in _WORDS else scale
 
 
 def scales_of(dtype_a: str) -> tuple[str, ...]:
@@ -139,17 +148,16 @@ def _check_mx_product(p: ProblemFields) -> None:
     for name, along_k in (("trans_a", "T"), ("trans_b", "N")):
         if getattr(p, name) != along_k:
             raise InvalidProblem(
-                f"{name} {getattr(p, name)}: operands of {FP4} are contiguous along k (F.linear's x[m,k] and "
-                "w[n,k])",
+                f"{name} {getattr(p, name)}: operands of {FP4} are contiguous along k, x[m,k] as it is and w "
+                f"{TRANSPOSED}",
                 name,
             )
     if p.batch != 1:
         raise InvalidProblem(f"batch {p.batch}: products of {FP4} are single ones", "batch")
     for name in ("scale_a", "scale_b"):
         if getattr(p, name) != MX_SCALE:
-            raise InvalidProblem(
-                f"{name} {getattr(p, name)} is no scale of {FP4}; known: {MX_SCALE} on both sides", name
-            )
+            known = f"{scale_words(MX_SCALE)} on both sides"
+            raise InvalidProblem(f"{name} {getattr(p, name)} is no scale of {FP4}; known: {known}", name)
     if p.scale_d != "none":
         raise InvalidProblem(f"scale_d {p.scale_d}: only the operands of {FP4} have scales", "scale_d")
     if p.k % MX_GROUP:

@@ -1,4 +1,5 @@
-"""The command line: thin commands over the tuner and the service.
+"""Finds, proves and remembers the fastest right way to run a GEMM on a device: commands of the tuner and the
+service.
 
 Exit codes: 0 done, even if some lines of the input were rejected (their number is on standard error); 1 every
 line was rejected, some problem has no verdict, some kernel does not compile, or the device was lost; 2 bad

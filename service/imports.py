@@ -97,8 +97,8 @@ def import_file(
     quantised weights are those of a program that packs these (service/prepacking.py); claims and sessions are
     of the problem that was measured.
 
-    Raises ReadError, InvalidProblem (`prepacked`, and no weights to pack), UnknownDevice, AmbiguousDevice,
-    DatabaseUnavailable.
+    Raises ReadError, InvalidProblem (`prepacked`, and no problem or no weights to pack), UnknownDevice,
+    AmbiguousDevice, DatabaseUnavailable.
     """
     device_class = None if device is None else import_class(engine, device)
     hashed = _Hashed(stream)
@@ -110,7 +110,7 @@ def import_file(
     if isinstance(reader, Told):  # with other options the same bytes are another file
         hashed.add(options.identity(reader.declares.options))
     claimed = [item.problem for item in read.claims]
-    if prepacked and read.problems:
+    if prepacked:
         read = prepack(read, source or name)
         hashed.add("prepacked")
     kind = "imported"

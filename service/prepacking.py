@@ -29,7 +29,15 @@ def ids_packed_or_not(read: Imported) -> frozenset[str]:
 def prepack(read: Imported, source: object) -> Imported:
     """What a file held, with its products by quantised weights as those of a program that packs these. A
     problem that it then has twice counts once, with the calls of both. Raises InvalidProblem, which names
-    `source`, where no problem has weights to pack."""
+    `source`, where no problem has weights to pack, or where the file holds nothing; a file whose every line
+    was rejected stays as it is, and its rejected lines say why."""
+    if not read.problems:
+        if read.rejected:
+            return read
+        raise InvalidProblem(
+            f"prepacked packs quantised weights, and {printable(str(source))} holds no problem: leave it out",
+            "prepacked",
+        )
     if not any(packable(item.problem) for item in read.problems):
         count = len(read.problems)
         grouped = any(item.problem.weight_only for item in read.problems)

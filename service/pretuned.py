@@ -30,12 +30,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection, Engine, func, select
 
 import db
 from backends.canonical import slug
 from backends.environment import DeviceClass
 from backends.errors import InvalidProblem, ReadError
+from backends.export_targets import BUNDLE
+from backends.problem import GemmProblem
 from db import models
 from db.engine import now, reading
 from db.values import table
@@ -45,6 +48,7 @@ from service.formats.core.export import MEASURED, ExportReport, ExportRow
 from service.formats.core.row_text import RowTexts, dumps, unwritten
 from service.imports import PRETUNED, ImportAnswer, import_file
 from service.pretuned_models import ModelLayers
+from service.products import products_of
 from tuners.policy import MeasurementPolicy
 
 _log = logging.getLogger(__name__)
@@ -95,6 +99,7 @@ class PretunedTable:
             "device_class": str(self.device),
             "rows": len(self.rows),
             "wins": self.wins,
+            **products_of([row.problem for row in self.rows]),
             "libraries": self.libraries,
             "models": self.models,
             "commit": self.header.get("commit", ""),
@@ -147,6 +152,27 @@ def named(text: str, folder: Path = FOLDER) -> Path:
     raise ReadError(f"{text!r} is neither a shipped table nor a file; shipped: {known}")
 
 
+def tables_with(problem_ids: frozenset[str], device: DeviceClass, folder: Path = FOLDER) -> dict[str, int]:
+    """The shipped tables of the device class with kernels of our own that won for some of these problems, and
+    for how many, the most first. Rows are looked at, not checked: a table of a thousand takes 0.2 s."""
+    found: dict[str, int] = {}
+    for path in shipped_files(folder):
+        with path.open("rb") as file:
+            header = orjson.loads(file.readline())
+            if header.get("device") != str(device):
+                continue
+            rows = (orjson.loads(line) for line in file)
+            ids = {row["problem_id"] for row in rows if _won_by_ours(row)}
+        count = len(ids & problem_ids)
+        if count:
+            found[header[PRETUNED]] = count
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _won_by_ours(row: Mapping[str, Any]) -> bool:
+    return bool((row.get("targets") or {}).get(BUNDLE.name, {}).get("judgement") == "WIN")
+
+
 def install(engine: Engine, path: Path) -> ImportAnswer:
     """Stores a table's rows as claims of provenance "pretuned"; again it changes nothing. Raises ReadError,
     DatabaseUnavailable."""
@@ -182,18 +208,24 @@ def install_shipped(engine: Engine, folder: Path = FOLDER) -> list[str]:
 
 
 def installed(connection: Connection) -> list[dict[str, Any]]:
-    """The installed tables: name, device class, sha256, when, and the number of their claims."""
-    provenance, claim = table(models.Provenance), table(models.Claim)
+    """The installed tables: name, device class, sha256, when, the number of their claims, and what these
+    multiply."""
+    provenance, claim, problem = table(models.Provenance), table(models.Claim), table(models.Problem)
     query = select(provenance).where(provenance.c.kind == PRETUNED).order_by(provenance.c.number)
     found = []
     for row in connection.execute(query).mappings():
-        of = select(claim.c.device_class_id).where(claim.c.provenance_number == row["number"])
-        classes = list(connection.scalars(of))
+        of = (
+            select(problem.c.content)
+            .join(claim, claim.c.problem_id == problem.c.id)
+            .where(claim.c.provenance_number == row["number"])
+        )
+        problems = [GemmProblem.from_dict(content) for content in connection.scalars(of)]
         found.append(
             {
                 "name": row["source"],
                 "device_class": (row["header"] or {}).get("device", ""),
-                "rows": len(classes),
+                "rows": len(problems),
+                **products_of(problems),
                 "sha256": row["sha256"],
                 "installed_at": row["created_at"],
                 "commit": (row["header"] or {}).get("commit", ""),

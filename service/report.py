@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
 from service.formats.core.base import ImportedProblem, Rejected
+from service.model.gain import TokenGain
 from service.text_table import plain_table
 from tuners.baselines import TriedBaseline
 from tuners.ceilings import Ceilings
@@ -21,6 +22,12 @@ from tuners.packed import PackingCost
 from tuners.session_store import Result
 
 _COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red"}
+#: Way to run a model's layers -> what its table of gains is headed with.
+_WAYS = {
+    "fused": ", layers fused as vLLM does",
+    "split": ", layers one by one",
+    "merged": ", apply(fuse=True)",
+}
 
 
 def problem_text(problem: GemmProblem) -> str:
@@ -181,3 +188,16 @@ def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
 def _fate(one: TriedBaseline) -> str:
     reason = f", {one.reason}" if one.reason else ""
     return f"{one.name}: {one.fate}{reason}"
+
+
+def gain_table(way: str | None, gains: Sequence[TokenGain]) -> Table:
+    """One row per number of tokens; `way` names how the layers run, where there are several ways."""
+    table = Table(title=f"GEMMs of one forward pass on one device{_WAYS[way] if way else ''}")
+    for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown"):
+        table.add_column(name, justify="right")
+    for one in gains:
+        times = [time_text(s) if s else "" for s in (one.baseline_seconds, one.seconds)]
+        ratios = ["" if r is None else f"{r:.3f}x" for r in (one.gain, one.best_gain, one.left)]
+        unknown = f"{one.unknown} of {one.problems}" if one.unknown else ""
+        table.add_row(str(one.tokens), *times, *ratios, unknown)
+    return table

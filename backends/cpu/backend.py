@@ -93,9 +93,12 @@ class CpuBackend:
                 first = next(iter(family.solutions(problem, environment)))
                 found.append(Baseline(name, first, framework=isinstance(family, TorchMatmul | TorchGrouped)))
         if not found:
+            known = "fp32, fp64, fp16, bf16 and int8"
+            if problem.scale_dtype is not None:
+                known += " without scales, and quantised weights with theirs"
             raise UnsupportedProblem(
                 f"the cpu backend has no library call for {problem.slug} ({problem.dtype_a} -> "
-                f"{problem.dtype_d}, compute {problem.compute}); it has fp32, fp64, fp16, bf16 and int8"
+                f"{problem.dtype_d}, compute {problem.compute}); it has {known}"
             )
         return found
 

@@ -107,9 +107,11 @@ class CudaBackend:
             found.append(served)
         if not found:
             arch = gpu_arch(environment.vendor, environment.arch)
-            foreign = foreign_float((problem.dtype_a, problem.dtype_b), arch)
-            why = foreign or heuristic.unavailable(environment)
-            why = why or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
+            why: str | None = foreign_float((problem.dtype_a, problem.dtype_b), arch)
+            if problem.groups:
+                why = why or TorchGrouped("CUDA").missing(problem, environment)
+            why = why or heuristic.unavailable(environment)
+            why = why or _none_has(problem)
             raise UnsupportedProblem(
                 f"the cuda backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): {why}"
@@ -228,6 +230,11 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
     if settings:
         libraries["settings"] = " ".join(settings)
     return libraries, tuple(notes)
+
+
+def _none_has(problem: GemmProblem) -> str:
+    scales = " with these scales" if problem.scale_dtype is not None else ""
+    return f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}{scales}"
 
 
 @lru_cache(maxsize=1)

@@ -12,8 +12,8 @@ from backends.environment import Environment
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, untold_partial_sums
 from backends.gpu.torch_dequantise import Empty, buffers, plain_of
-from backends.gpu.torch_gemm import TorchRuntime
-from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, weight_steps
+from backends.gpu.torch_gemm import TorchRuntime, torch_version
+from backends.gpu.torch_grouped_weights import WEIGHT_CALLS, mm_to, weight_steps
 from backends.gpu.torch_scaled_grouped import (
     DEQUANTISED_CALL,
     SCALED_CALLS,
@@ -40,6 +40,8 @@ from backends.solution import Solution
 #: torch._grouped_mm, and torch.mm of every group that has rows. The first that takes a problem is a user's
 #: default.
 CALLS = ("grouped_mm", "loop")
+#: The first torch whose mm of 16-bit floats has fp32 outputs, on CUDA alone.
+_FP32_OUTPUT = (2, 8)
 #: The first torch with torch._grouped_mm for rows, and the architectures for which it has a kernel. On others
 #: it copies the offsets to the host and runs a loop, which no graph can hold.
 _GROUPED_MM, _ARCHS = (2, 8), ("sm_90", "sm_100")
@@ -49,7 +51,8 @@ class TorchGrouped(LibraryFamily):
     """torch's calls for grouped products. Parameters: call (grouped_mm | loop, torch.mm of every group that
     has rows; the host knows the counts, as it does in no model that runs as a graph). Of 8-bit floats with
     scales: scaled_grouped_mm | scaled_loop, torch._scaled_mm of every group; with ROCm dequantise_fp32_loop.
-    swiglu follows as two operations, silu and a multiplication in the rows' type.
+    swiglu follows as two operations, silu and a multiplication in D's type. Outputs of fp32 are those of
+    torch.mm's out_dtype, so that loops alone have them, with CUDA.
     Of 4-bit weights: dequantise_grouped_mm | dequantise_loop, into a buffer by elementwise operations before
     those of 16-bit floats."""
 
@@ -70,12 +73,13 @@ class TorchGrouped(LibraryFamily):
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether the problem is a grouped product whose output has the type of its operands (of the rows,
-        beside quantised weights), or bf16 for 8-bit floats on CUDA."""
+        beside quantised weights) or, on CUDA, fp32; of 8-bit floats on CUDA bf16."""
         if problem.dtype_a in SCALED_TYPES:
             known = problem.dtype_a == SCALED_TYPE and problem.dtype_d == "bf16"
             return problem.groups > 0 and (known or not self._cuda)
         plain = problem.groups > 0 and problem.dtype_a in TYPES
-        return (plain or quantised_groups(problem)) and problem.dtype_d == problem.dtype_b
+        outputs = (problem.dtype_b, "fp32") if self._cuda else (problem.dtype_b,)
+        return (plain or quantised_groups(problem)) and problem.dtype_d in outputs
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """The calls that take the problem, a user's default first."""
@@ -98,9 +102,16 @@ class TorchGrouped(LibraryFamily):
             return f"a torch-grouped solution has call, one of {known}, not {solution.parameters}"
         if call in SCALED_CALLS:
             return scaled_rule(problem, str(call), environment)
-        if call == "dequantise_grouped_mm":
-            return _grouped_mm_rule(plain_of(problem), environment)
-        return _grouped_mm_rule(problem, environment) if call == "grouped_mm" else None
+        if call in ("grouped_mm", "dequantise_grouped_mm"):
+            return _grouped_mm_rule(plain_of(problem) if problem.weight_only else problem, environment)
+        return _loop_rule(problem, environment)
+
+    def missing(self, problem: GemmProblem, environment: Environment) -> str:
+        """Why no call takes a grouped product: torch is not there, or the rule that the loop breaks; "" where
+        one does."""
+        build = environment.libraries.get(self.library)
+        loop = Solution(self.name, self.version, {"call": self._calls(problem)[-1]}, build)
+        return self.unavailable(environment) or self.illegal(problem, loop, environment) or ""
 
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
@@ -110,7 +121,18 @@ class TorchGrouped(LibraryFamily):
         return TorchGroupedKernel(problem, str(solution.parameters["call"]), runtime)
 
 
+def _loop_rule(p: GemmProblem, environment: Environment) -> str | None:
+    if p.dtype_d == p.dtype_b or p.dtype_a in SCALED_TYPES:
+        return None
+    build = environment.libraries.get("torch")
+    if torch_version(build) < _FP32_OUTPUT:
+        return f"torch {build} has no mm of {p.dtype_b} to fp32; {'.'.join(map(str, _FP32_OUTPUT))} has"
+    return None
+
+
 def _grouped_mm_rule(p: GemmProblem, environment: Environment) -> str | None:
+    if p.dtype_d != p.dtype_b:
+        return f"torch._grouped_mm has outputs of {p.dtype_b}, the type of its operands, not {p.dtype_d}"
     build = environment.libraries.get("torch", "")
     if tuple(int(part) for part in re.findall(r"\d+", build)[:2]) < _GROUPED_MM:
         return f"torch {build} has no _grouped_mm of rows; {'.'.join(map(str, _GROUPED_MM))} has"
@@ -203,7 +225,7 @@ class TorchGroupedKernel:
 
         if self._call == "grouped_mm":
             return [lambda: finish(multiply(x, across, offs=offsets))]
-        product = x.new_empty((p.n, p.m))
+        product = d.new_empty((p.n, p.m))
         return [*_loop(torch, p, x, weights, product), lambda: finish(product)]
 
 
@@ -211,6 +233,6 @@ def _loop(torch: Any, p: GemmProblem, x: Any, weights: Any, out: Any) -> list[Ca
     """torch.mm of every group that has rows."""
 
     def of_group(left: Any, right: Any, to: Any) -> Callable[[], Any]:
-        return lambda: torch.mm(left, right, out=to)
+        return lambda: mm_to(torch, left, right, to)
 
     return [of_group(x[start:end], weights[g].t(), out[start:end]) for g, start, end in spans_of(p)]

@@ -37,4 +37,12 @@ def weight_steps(
 
 
 def _product(torch: Any, left: Any, weights: Any, out: Any) -> Any:
-    return lambda: torch.mm(left, weights.t(), out=out)
+    return lambda: mm_to(torch, left, weights.t(), out)
+
+
+def mm_to(torch: Any, left: Any, right: Any, out: Any) -> Any:
+    """torch.mm into `out`, whose type is that of the operands or fp32: then the sums are stored as they are,
+    and not rounded to the operands' type first."""
+    if out.dtype == left.dtype:
+        return torch.mm(left, right, out=out)
+    return torch.mm(left, right, out_dtype=out.dtype, out=out)

@@ -91,7 +91,7 @@ class HipBackend:
             raise UnsupportedProblem(
                 f"the hip backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): "
-                f"{'; '.join(reasons)}"
+                f"{'; '.join(dict.fromkeys(reasons))}"
             )
         return found
 

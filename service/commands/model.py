@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from backends.cache import BinaryCache
 from backends.environment import DeviceClass, Environment
@@ -54,6 +53,7 @@ from service.model.outputs import OUTPUTS, output_for, plan_for
 from service.model.plan import ModelPlan, check_not_hub, read_model
 from service.model.request import Fetch, Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
+from service.pretuned import tables_with
 from service.progress import duration_text
 from service.remote import Remote, class_of
 from service.settings import Settings
@@ -160,7 +160,7 @@ def model(
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
-        done = _tuned(options, place, tune)
+        done, elsewhere = _tuned(options, place, tune)
         if done is not None and done.interrupted is not None:
             tell(f"interrupted; {done.interrupted}", "yellow")
             raise typer.Exit(INTERRUPTED)
@@ -175,9 +175,9 @@ def model(
     # Verdicts of grouped products are against torch's calls, which no program with experts' files runs.
     gains = {} if chosen.products == "experts" else gains_of(plan, rows, ratios, merging=chosen.merging)
     if as_json:
-        print_json(_json(request, chosen, written, gains, done))
+        print_json({**_json(request, chosen, written, gains, done), "pretuned": elsewhere})
     else:
-        _show(request, chosen, written, gains, done)
+        _show(request, chosen, written, gains, done, elsewhere)
     if refused is not None or (done is not None and (done.lost or _failed(done))):
         if refused is not None:
             tell(f"error: {refused}", "red")
@@ -280,15 +280,18 @@ def _reader(target: str | None, python: str | None, given: dict[str, str]) -> tu
 # ---- tuning --------------------------------------------------------------------------------------
 
 
-def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
-    """Tunes what is unknown; None where nothing was to be tuned."""
+def _tuned(options: _Options, place: _Place, tune: bool) -> tuple[Done | None, Mapping[str, int]]:
+    """Tunes what is unknown; None where nothing was to be tuned. Without tuning also the shipped tables that
+    have kernels for what is unknown, with the number of its problems."""
     plan = options.plan
     known = {row.problem.id for row in _known(options, place)}
     unknown = [item.problem for item in plan.problems if options.force or item.problem.id not in known]
     if not options.silent:
         tell(f"{plan.name}: {len(plan.problems)} problems, {len(plan.problems) - len(unknown)} of them known")
-    if not tune or not unknown:
-        return None
+    if not tune:
+        return None, tables_with(frozenset(problem.id for problem in unknown), place.device)
+    if not unknown:
+        return None, {}
     level = effort_of(options.effort)
     budget = level.budget(options.settings.seconds_per_problem, options.seconds, options.candidates)
     if not options.silent:
@@ -299,7 +302,9 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
         level.rule(options.settings.margin), level.name, options.force, None, options.total_seconds, None,
         options.silent, command="model", subject=plan.name,
     )  # fmt: skip
-    return tune_here(options.settings, asked) if place.server is None else tune_there(place.server, asked)
+    if place.server is None:
+        return tune_here(options.settings, asked), {}
+    return tune_there(place.server, asked), {}
 
 
 def _known(options: _Options, place: _Place) -> Sequence[ExportRow]:
@@ -316,11 +321,6 @@ def _failed(done: Done) -> bool:
 
 #: Way to run the layers -> gains by tokens.
 _Gains = Mapping[str, Sequence[TokenGain]]
-_TITLES = {
-    "fused": ", layers fused as vLLM does",
-    "split": ", layers one by one",
-    "merged": ", apply(fuse=True)",
-}
 
 
 def _json(
@@ -356,7 +356,12 @@ def _errors(done: Done) -> list[dict[str, Any]]:
 
 
 def _show(
-    request: Request, chosen: Output, written: Written | None, gains: _Gains, done: Done | None
+    request: Request,
+    chosen: Output,
+    written: Written | None,
+    gains: _Gains,
+    done: Done | None,
+    elsewhere: Mapping[str, int],
 ) -> None:
     for row in request.plan.read.rejected:
         tell(f"left out: {row.reason}", "yellow")
@@ -365,7 +370,12 @@ def _show(
     if done is not None and done.skipped:
         tell(f"{len(done.skipped)} problems were not tuned: {done.skipped[0].reason}", "yellow")
     for way, of in gains.items():
-        err.print(_gain_table(_TITLES[way] if len(gains) > 1 else "", of))
+        err.print(report.gain_table(way if len(gains) > 1 else None, of))
+    for name, count in elsewhere.items():
+        tell(
+            f"{count} of the unknown problems have kernels that won in the shipped table {name}: "
+            f"gemmtune bundle --pretuned {name} -o {name}.gtb"
+        )
     if written is None:
         return
     for reason, count in written.report.omitted.items():
@@ -379,18 +389,6 @@ def _show(
         tell(f"note: {note}")
     for line in written.lines:  # on standard output alone, so that a shell can read them
         out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _gain_table(way: str, gains: Sequence[TokenGain]) -> Table:
-    table = Table(title=f"GEMMs of one forward pass on one device{way}")
-    for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown"):
-        table.add_column(name, justify="right")
-    for one in gains:
-        times = [report.time_text(s) if s else "" for s in (one.baseline_seconds, one.seconds)]
-        ratios = ["" if r is None else f"{r:.3f}x" for r in (one.gain, one.best_gain, one.left)]
-        unknown = f"{one.unknown} of {one.problems}" if one.unknown else ""
-        table.add_row(str(one.tokens), *times, *ratios, unknown)
-    return table
 
 
 def add_to(app: typer.Typer) -> None:

@@ -60,25 +60,40 @@ def list_tables(as_json: Json = False) -> None:
     if as_json:
         print_json({"shipped": here, "installed": there})
         return
-    shown = plain_table("table", "device class", "rows", "made", "commit", title="Shipped")
+    columns = ("table", "device class", "types", "rows", "made", "commit")
+    shown = plain_table(*columns, title="Shipped")
     for row in here:
         shown.add_row(
-            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)",
+            row["name"], row["device_class"], ", ".join(row["types"]), f"{row['rows']} ({row['wins']} WIN)",
             row["made_at"][:10], row["commit"][:12],
         )  # fmt: skip
     out.print(shown)
     for row in here:
+        _show_products(row)
         out.print(f"{row['name']}: measured with {row['libraries']}", markup=False, highlight=False)
         if row["models"]:
             layers = ", ".join(f"{name} {count}" for name, count in row["models"].items())
             out.print(f"{row['name']}: rows by model: {layers}", markup=False, highlight=False)
         if row["note"]:
             out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False)
-    known = plain_table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
+    known = plain_table(*columns, "installed", title="Installed")
     for row in there:
         made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
-        known.add_row(row["name"], row["device_class"], str(row["rows"]), *made)
+        known.add_row(row["name"], row["device_class"], ", ".join(row["types"]), str(row["rows"]), *made)
     out.print(known)
+    listed = {(row["name"], row["made_at"]) for row in here}
+    for row in there:
+        if (row["name"], row["made_at"]) not in listed:
+            _show_products(row)
+
+
+def _show_products(row: dict[str, Any]) -> None:
+    """The kinds of a table's products with the number of rows that have each, and the range of their M."""
+    if row["m"] is None:
+        return
+    kinds = ", ".join(f"{what} {count}" for what, count in row["products"].items())
+    m = f"M {row['m']['least']} to {row['m']['most']}"
+    out.print(f"{row['name']}: products: {kinds}; {m}", markup=False, highlight=False)
 
 
 @pretuned.command()

@@ -173,8 +173,6 @@ def tune(
     fields = {name: value for name, value in one.items() if value is not None}
     experts = expert_options(ep, hidden_size, top_k)
     read = _input(file, format_name, fields, tp, tokens, layers, experts)
-    if file is not None and prepacked and read.problems:
-        read = prepack(read, file)
     rejected = len(read.rejected) + read.rejected_more
     if not read.problems and rejected:
         if as_json:
@@ -185,6 +183,8 @@ def tune(
         raise typer.Exit(FAILED)
     if not read.problems:
         raise InvalidProblem(f"no problem to tune in {file}")
+    if file is not None and prepacked:
+        read = prepack(read, file)
     if campaign_seconds is not None:
         if output is not None or seconds is not None:
             raise InvalidProblem(

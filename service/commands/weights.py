@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from backends.dtypes import WEIGHT_TYPES
+from backends.errors import InvalidProblem
 from backends.quantisation import GROUPS, SQUARE, ZEROS
 
 DtypeB = Annotated[
@@ -57,6 +58,9 @@ PrepackedFile = Annotated[
 
 
 def scaling_of(a: str | None, b: str | None, d: str | None, dtype: str | None, zero: str | None) -> Any:
-    """The `scaling` of a problem's wire form; None if no option was given."""
+    """The `scaling` of a problem's wire form; None if no option was given. Raises InvalidProblem for a type
+    without scales, which would be passed over."""
+    if dtype is not None and (a, b, d) == (None, None, None):
+        raise InvalidProblem("--scale-dtype is the type of scales: give --scale-a, --scale-b or --scale-d")
     given = {"a": a, "b": b, "d": d, "dtype": dtype, "zero_b": zero}
     return {name: value for name, value in given.items() if value is not None} or None

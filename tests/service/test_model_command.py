@@ -172,6 +172,18 @@ def test_tunableop_takes_the_reader_from_an_interpreter(h200: Home, tmp_path: Pa
     )
 
 
+def test_a_shipped_table_with_kernels_for_the_model_is_named(h200: Home, tmp_path: Path) -> None:
+    model = ("model", str(MODELS / "llama-3-8b.json"), "--for", "torch", "--tokens", "1", *H200)
+    _, _, err = h200.run(*model, "-o", str(tmp_path / "files"))
+    said = " ".join(err.split())
+    assert "unknown problems have kernels that won in the shipped table h200-bf16-decode: gemmtune" in said
+    assert "gemmtune bundle --pretuned h200-bf16-decode -o h200-bf16-decode.gtb" in said
+    answer = h200.json(*model, "-o", str(tmp_path / "again"))
+    assert set(answer["pretuned"]) == {"h200-bf16-decode"}
+    _, _, err = h200.run(*model, "--dtype", "fp32", "-o", str(tmp_path / "files"))
+    assert "shipped table" not in err
+
+
 def test_where_nothing_can_be_written_the_gain_that_is_left_is_shown(h200: Home, tmp_path: Path) -> None:
     model = ("model", str(MODELS / "llama-3-8b.json"), "--for", "tunableop", "--tokens", "1")
     target = ("--python", reader(tmp_path, "2.14.0"))

@@ -57,5 +57,12 @@ def test_a_file_without_such_weights_is_refused() -> None:
         InvalidProblem, match=r"2 problems.* weights of groups are read as they are stored: le"
     ):
         prepack(read((PLAIN, 1, ""), (GROUPED, 1, "")), "a.json")
+    with pytest.raises(InvalidProblem, match=r"prepacked .*, and a.json holds no problem: leave it"):
+        prepack(Imported("json", [], [], 0), "a.json")
     assert not packable(GROUPED)
     assert prepacked(GROUPED) is GROUPED
+
+
+def test_a_file_of_rejected_lines_is_told_by_them() -> None:
+    given = read()
+    assert prepack(given, "a.json") is given

@@ -317,6 +317,18 @@ def test_the_best_command_answers_by_a_tables_near_row(tmp_path: Path, cache: Bi
     assert f"the pre-tuned table cpu-small has {found['problem_id']}" in " ".join(out.split())
 
 
+def test_the_shipped_tables_with_kernels_for_problems(tmp_path: Path) -> None:
+    shutil.copy(CPU, tmp_path / "cpu-small.jsonl")
+    found = pretuned.read_table(CPU)
+    ours = [row.problem.id for row in found.rows if row.targets["bundle"].judgement == "WIN"]
+    every = frozenset(row.problem.id for row in found.rows)
+    assert ours
+    assert pretuned.tables_with(every, found.device, tmp_path) == {"cpu-small": len(ours)}
+    assert pretuned.tables_with(frozenset(ours[:1]), found.device, tmp_path) == {"cpu-small": 1}
+    assert pretuned.tables_with(every - {*ours}, found.device, tmp_path) == {}
+    assert pretuned.tables_with(every, made.H200.device_class, tmp_path) == {}
+
+
 def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cache: BinaryCache) -> None:
     for name in ("h200", "other"):
         (tmp_path / name).mkdir()
@@ -337,7 +349,14 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
     assert [one["name"] for one in listed["installed"]] == ["ours"]
     code, out, _ = other.run("pretuned", "list")
     assert code == 0
-    assert "ours" in out
+    assert "ours: products: bf16 " in out
+    bf16, lowbit = (one for one in listed["shipped"] if one["name"].startswith("h100-"))
+    assert bf16["device_class"] == lowbit["device_class"]
+    assert (bf16["types"], bf16["m"]) == (["bf16"], {"least": 1, "most": 16384})
+    assert lowbit["types"] == ["bf16 b:uint4", "fp8_e4m3", "int8"]
+    (lines,) = [line for line in out.splitlines() if line.lstrip().startswith("h100-lowbit ")]
+    assert "bf16 b:uint4, fp8_e4m3, int8" in lines
+    assert "h100-lowbit: products: bf16 b:uint4 block_1x128 111, " in out
     code, _, err = other.run(
         "pretuned", "export", "--device", "cuda", "--name", "x", "-o", str(tmp_path / "x")
     )

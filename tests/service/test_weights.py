@@ -63,6 +63,16 @@ def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
     code, _, said = home.run("tune", *ONE[:-1], "nine", "--device", "cpu")
     assert code == 2
     assert "zero_b 'nine' is unknown; known: none, eight, uint4, float, shift" in said
+    stored = [option for option in ONE if option != "--trans-b"]
+    _, _, said = home.run("tune", *stored, "--device", "cpu")
+    assert "transposed, as F.linear's w[n,k]: give a row-major problem trans_b (--trans-b)" in said
+    plain = [*ONE[:9], "--device", "cpu"]
+    for command in ("tune", "best"):
+        code, _, said = home.run(command, *plain, "--scale-dtype", "bf16")
+        assert (code, "--scale-dtype is the type of scales: give" in said) == (2, True), said
+    code, out, _ = home.run("tune", *plain, "--scale-b", "row", "--server", server)
+    assert code == 1
+    assert "it has fp32, fp64, fp16, bf16 and int8 without scales" in " ".join(out.split())
 
 
 def test_weights_that_may_be_packed_are_another_problem(home: Home, server: str) -> None:
@@ -128,6 +138,11 @@ def test_the_weights_of_an_imported_file_are_packed(home: Home, server: str) -> 
         code, _, said = home.run("import", str(file), "--prepacked", *where)
         assert code == 2
         assert "prepacked packs quantised weights, and none of the 1 problem of" in " ".join(said.split())
+    file.write_text("[]")
+    for where in ((), ("--server", server)):
+        code, _, said = home.run("import", str(file), "--prepacked", *where)
+        assert code == 2
+        assert "imported.jsonl holds no problem: leave it out" in " ".join(said.split())
 
 
 def test_a_model_without_such_weights_is_not_packed(home: Home) -> None:

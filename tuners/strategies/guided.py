@@ -24,7 +24,8 @@ from tuners.strategies.ranking import fused, modelled, voted
 _RELEARN = 6
 #: A family of which so many candidates were tried is judged by half of how far it is behind.
 _SCARCE = 2
-#: The most that a family can be behind when few of it were tried, as a logarithm: 35%.
+#: The most that a family counts as behind in turns of families of which few were tried, however many of it
+#: were tried, and what one without a time counts as behind; as a logarithm: 35%.
 _LAG = 0.3
 #: A family of whose first so many indices none is legal is drawn from last.
 _BARREN = 64
@@ -205,8 +206,8 @@ class Guided:
 
     def _next_scarce(self) -> str | None:
         """The id of the next candidate of the list of a family that was tried seldom; None if no list has
-        any left. A power of its best time counts as in its list's turns, but the less, the fewer were tried:
-        one candidate says little of a family."""
+        any left. A power of its best time counts as in its list's turns, but up to a limit, and the less, the
+        fewer were tried: one candidate says little of a family."""
         families = [family for family, listed in self._listed.items() if listed]
         if not families:
             return None

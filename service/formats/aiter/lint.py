@@ -9,6 +9,8 @@ folders) and merges them at start. What goes wrong there is found here before, w
     columns      a column of the key that other files have: the merge fills it with 0, and the arch from the
                  number of compute units
     foreign      a row of another device than the one that was named: it is never looked up there
+    impossible   a row of sizes that its operator does not take, such as a4w4's K that is no multiple of 32:
+                 no call has them, so that it is never looked up
     failed       a row whose time is the tuner's mark of a kernel that failed (-1, inf)
     lost         a row of a source that a merged table lacks
 
@@ -25,8 +27,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from backends.errors import InvalidProblem
+from service.formats.aiter.problem import A4W4, family_of, mxfp4, named_family
 from service.formats.aiter.table import split
 from service.formats.core.base import Rejected, decode_lines, printable
+from service.formats.tunableop.signature import BadLineError
 
 #: Columns that make up a key, in AITER's order, with their kinds; others are the tuner's result.
 _KEY: Mapping[str, str] = {
@@ -238,6 +243,8 @@ class Tables:
         microseconds = float(text) if text else math.inf
         if text and (microseconds <= 0 or math.isinf(microseconds)):
             self._say(file, line, "failed", f"us {text} is the tuner's mark of a kernel that failed")
+        if (impossible := _impossible(file, row)) is not None:
+            self._say(file, line, "impossible", impossible)
         self.rows.append(Row(file, line, row, microseconds if microseconds > 0 else math.inf))
 
     # ---- all files -------------------------------------------------------------------------------
@@ -271,6 +278,23 @@ class Tables:
                 yield Finding(
                     row.file, row.line, "foreign", f"a row of {gfx} with {count} units, not of {wanted}"
                 )
+
+
+def _impossible(file: str, cells: Mapping[str, str]) -> str | None:
+    """Why no call has the row's sizes; None where one may. Of other operators than a4w4 every size has calls,
+    and a row that does not say its operator is taken as it is."""
+    try:
+        family = family_of(cells.get("kernelName", ""), named_family(file))
+    except BadLineError:
+        return None
+    if family != A4W4:
+        return None
+    sizes = [int(cells.get(name, cells.get(name.lower(), ""))) for name in ("M", "N", "K")]
+    try:
+        mxfp4(*sizes)
+    except InvalidProblem as error:
+        return f"no call of {A4W4} has it: {error}"
+    return None
 
 
 def _key_columns(columns: Iterable[str]) -> list[str]:

@@ -27,6 +27,8 @@ from tuners.policy import MeasurementPolicy
 #: Values of one kind whose text is cached.
 _REMEMBERED = 1024
 _PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name not in OPTIONAL)
+#: Fields of problems that tables with a fixed list of fields lack, and what they say.
+_OPTIONAL_WORDS = {"zero_a": "zero points", "groups": "groups", "prepacked": "prepacked weights"}
 #: The members of a layer in a row.
 LAYER_FIELDS = tuple(f.name for f in fields(ModelLayer))
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
@@ -224,6 +226,13 @@ def _environment_text(environment: Environment) -> str:
 
 def _policy_text(policy: MeasurementPolicy) -> str:
     return f'"policy_id":{dumps(policy.id)},"policy":{dumps(policy.to_dict())}'
+
+
+def beyond_tables(problem: GemmProblem) -> str | None:
+    """What a problem says that a table with a fixed list of fields cannot hold; None: it holds all of it."""
+    return next(
+        (what for name, what in _OPTIONAL_WORDS.items() if getattr(problem, name) != OPTIONAL[name]), None
+    )
 
 
 def unwritten(row: ExportRow, workspace_limit: int | None) -> str | None:

@@ -10,8 +10,9 @@ The header holds a constant table, sorted, and functions that find a problem's r
     }
 
 Each solution says its family and the build of its library, which the program must compare with the one that
-it runs. A problem has one row. Without a target nothing is left out. With an export target each row has the
-best solution that the target can name, for a program that calls one library, or launches only our kernels.
+it runs. A problem has one row. Without a target nothing is left out but problems that the struct has no field
+for: those with zero points, groups or prepacked weights. With an export target each row has the best solution
+that the target can name, for a program that calls one library, or launches only our kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from service.formats.core.override import (
     best_named,
     check_judgement,
 )
-from service.formats.core.row_text import Texts, unwritten
+from service.formats.core.row_text import Texts, beyond_tables, unwritten
 from service.formats.gemmtune.c_header_text import (
     ATTRIBUTES,
     DECLARATIONS,
@@ -136,10 +137,9 @@ class _Header:
         fault = unwritten(row, self.options.workspace_limit)
         if fault is not None:
             raise UnnamedError(fault)
-        if row.problem.groups:
-            raise UnnamedError("the header's problems have no groups")
-        if row.problem.weight_only:
-            raise UnnamedError("the header's problems have no zero points: no quantised weights")
+        lacking = beyond_tables(row.problem)
+        if lacking is not None:
+            raise OmittedError(f"the header has no field for {lacking}: export json or jsonl for such rows")
         chosen = row.baseline if stands else row.solution
         if chosen is None:
             raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")

@@ -40,7 +40,7 @@ from service.formats.core.base import (
 )
 from service.formats.core.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 from service.formats.core.json_text import BadJsonError, decode
-from service.formats.core.row_text import problem_text, unwritten
+from service.formats.core.row_text import beyond_tables, problem_text, unwritten
 from service.formats.core.row_values import (
     BadRowError,
     judgement_from,
@@ -337,12 +337,8 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
     cells = ResultCells()
     for row in rows:
         fault = unwritten(row, workspace_limit)
-        if fault is None and row.problem.zero_a != "none":
-            fault = "the table has no column for zero points; JSON has"
-        if fault is None and row.problem.groups:
-            fault = "the table has no column for groups; JSON has"
-        if fault is None and row.problem.prepacked:
-            fault = "the table has no column for prepacked weights; JSON has"
+        if fault is None and (lacking := beyond_tables(row.problem)) is not None:
+            fault = f"the table has no column for {lacking}; JSON has"
         if fault is not None:
             report.omit(fault, row.problem)
             continue

@@ -224,6 +224,19 @@ def test_a_grouped_product_is_compared_with_torchs_calls_and_with_what_vllm_runs
     assert len(CUDA.baselines(EXPERTS, replace(here, libraries=without))) == 2
 
 
+def test_a_grouped_product_to_fp32_is_compared_with_torchs_loop() -> None:
+    to_fp32 = replace(EXPERTS, dtype_c="fp32", dtype_d="fp32")
+    (found,) = CUDA.baselines(to_fp32, FULL)
+    assert (found.name, found.framework) == ("torch 2.11.0+cu130, loop", True)
+    for build, why in (
+        ("2.7.1+cu126", r"epilogue none\): torch 2.7.1\+cu126 has no mm of bf16 to fp32; 2.8 has$"),
+        (None, "torch"),
+    ):
+        libraries = {"cublaslt": FULL.libraries["cublaslt"], **({"torch": build} if build else {})}
+        with pytest.raises(UnsupportedProblem, match=why):
+            CUDA.baselines(to_fp32, replace(FULL, libraries=libraries))
+
+
 @pytest.mark.parametrize(
     ("scales", "calls", "untuned"),
     [

@@ -54,7 +54,11 @@ def test_which_calls_take_a_problem() -> None:
     assert calls(CUDA, PROBLEMS["mxfp4 fp16"]) == both[1:], "torch's kernel for groups is of bf16"
     assert calls(CUDA, PROBLEMS["mxfp4"], replace(HERE, arch="sm_89")) == both[1:]
     assert calls(ROCM, PROBLEMS["mxfp4"]) == both[1:]
-    assert calls(CUDA, replace(PROBLEMS["mxfp4"], dtype_d="fp32", dtype_c="fp32")) == []
+    fp32 = replace(PROBLEMS["mxfp4"], dtype_d="fp32", dtype_c="fp32")
+    assert calls(CUDA, fp32) == both[1:], "_grouped_mm has outputs of its operands' type"
+    older = "2.7.1+cu126"
+    assert calls(CUDA, fp32, replace(HERE, libraries={"torch": older})) == []
+    assert calls(ROCM, fp32) == []
     assert not TorchWeights("CUDA").supports(PROBLEMS["mxfp4"])
 
 
@@ -77,8 +81,19 @@ class Stub:
 @pytest.mark.parametrize("call", WEIGHT_CALLS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_what_they_run_is_right(name: str, call: str) -> None:
+    run(PROBLEMS[name], call)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_sums_to_fp32_are_not_rounded(name: str, mm_to_fp32: list[str]) -> None:
+    run(replace(PROBLEMS[name], dtype_c="fp32", dtype_d="fp32"), "dequantise_loop")
+    assert {called.partition(" to ")[2] for called in mm_to_fp32} == {"torch.float32"}
+
+
+def run(p: GemmProblem, call: str) -> None:
+    """Runs a call on torch's CPU twice and compares its output with the reference."""
     torch = pytest.importorskip("torch")
-    p = PROBLEMS[name]
     reference, inputs = make_reference(Case(p, 3, "normal", "exact"))
 
     def tensor(array: Any) -> Any:
@@ -90,11 +105,13 @@ def test_what_they_run_is_right(name: str, call: str) -> None:
 
     given = {"b": tensor(inputs["b"][0]), "offsets": torch.from_numpy(np.array(ends_of(p)))}
     given |= {name: tensor(inputs[name]) for name in ("a", "scale_a", "zero_a") if name in layouts(p)}
-    given["d"] = torch.full((p.n, p.m), float("nan"), dtype=given["b"].dtype)
+    kind = torch.float32 if p.dtype_d == "fp32" else given["b"].dtype
+    given["d"] = torch.full((p.n, p.m), float("nan"), dtype=kind)
     kernel = TorchGroupedKernel(p, call, SimpleNamespace())  # type: ignore[arg-type]  # not asked
     steps = kernel._steps(Stub(torch), p, given)
     for _ in range(2):  # a launch leaves nothing behind that the next one reads
         for step in steps:
             step()
-    found = given["d"].float().numpy()[None].astype(inputs["b"].dtype)
+    found = given["d"].float().numpy()[None]
+    found = found if p.dtype_d == "fp32" else found.astype(inputs["b"].dtype)
     assert compare(reference, found).wrong == ""

@@ -36,3 +36,17 @@ def every_code(rows: int) -> tuple[GemmProblem, dict[str, Any], npt.NDArray[np.f
     with np.errstate(over="ignore"):
         product = (x @ w.T).astype(np.float32)
     return mx_product(COLUMNS, rows, K, dtype_d="fp32"), given, product
+
+
+def beyond_fp32(power: int) -> tuple[GemmProblem, dict[str, Any]]:
+    """A product of two rows of x by two of weights, whose group's scales multiply to 2**power: the first
+    element of the first rows is 0.5, everything else is zero."""
+    codes = np.zeros((2, 32), int)
+    codes[0, 0] = E2M1.index(0.5)
+    of_w = min(power, 127)
+    given = {
+        "a": packed(np.array(E2M1)[codes], "fp4_e2m1"), "b": packed(np.array(E2M1)[codes], "fp4_e2m1"),
+        "scale_a": np.full((2, 1), 127 + of_w, np.uint8),
+        "scale_b": np.full((2, 1), 127 + power - of_w, np.uint8),
+    }  # fmt: skip
+    return mx_product(2, 2, 32, dtype_d="fp32"), given

@@ -253,3 +253,24 @@ def test_a_family_of_which_one_candidate_was_slow_has_turns_again() -> None:
         strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (seconds,)))
     assert listed[200] in asked[:8]
     assert any(one.family == "late" for one in asked[8:])
+
+
+def test_families_beyond_the_limit_have_equal_turns_however_slow() -> None:
+    """One takes twice as long, and one a hundred times as long: both are more than 35% behind, also when many
+    of them were tried. Later turns are in the proportion of that limit."""
+    seconds = {"fast": 1.0, "slow": 2.0, "slowest": 100.0}
+    listed = [Solution(family, 1, {"tile": tile}) for tile in range(200) for family in seconds]
+    options = {
+        "opening": 6, "leaders": 0, "listed_turns": 10_000, "drawn_turns": 10_000, "scarce_turns": 1,
+        "scarce_after": 0,
+    }  # fmt: skip
+    strategy = Guided(context(listed, 3, options=options))
+    asked: list[Solution] = []
+    while len(asked) < 150:
+        (one,) = strategy.ask(1)
+        asked.append(one)
+        strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (seconds[one.family],)))
+    counts = {family: sum(one.family == family for one in asked) for family in seconds}
+    assert abs(counts["slow"] - counts["slowest"]) <= 1
+    assert counts["slow"] > 9, "where the limit did not count, a family twice as slow would have one of 256"
+    assert counts["fast"] > 6 * counts["slow"]

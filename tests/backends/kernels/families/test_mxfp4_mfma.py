@@ -22,7 +22,7 @@ from tests.backends.kernels import matrix_cores
 from tests.backends.kernels.emulator.host import build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import environment, findings, wrong_of
-from tests.backends.kernels.mx_codes import COLUMNS, every_code
+from tests.backends.kernels.mx_codes import COLUMNS, beyond_fp32, every_code
 from tests.backends.weight_samples import mx_product, mxfp4
 
 FAMILY = FAMILIES["mxfp4-mfma"]
@@ -58,6 +58,14 @@ def test_every_code_times_every_code_is_exact(values: Values, tmp_path: Path) ->
     built = build([FAMILY.config(problem, values, GPU_ARCHS["gfx942"])], tmp_path, 64)[0]
     assert np.array_equal(product(built, given), want, equal_nan=True)
     assert np.array_equal(np.isnan(want), np.tile(np.arange(256) == 255, (COLUMNS, 1)))
+
+
+def test_scales_whose_product_is_beyond_fp32(tmp_path: Path) -> None:
+    """From 2^130 on the least sum but zero is infinite, and zero is NaN; below, both are what they are."""
+    built = build([FAMILY.config(beyond_fp32(0)[0], SMALL, GPU_ARCHS["gfx942"])], tmp_path, 64)[0]
+    for power, least, zero in ((129, 2.0**127, 0.0), (130, np.inf, np.nan), (254, np.inf, np.nan)):
+        want = np.array([[least, zero], [zero, zero]], np.float32)
+        assert np.array_equal(product(built, beyond_fp32(power)[1]), want, equal_nan=True), power
 
 
 HEADER = "families/mxfp4_mfma.h"

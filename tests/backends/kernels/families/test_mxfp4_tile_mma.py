@@ -16,7 +16,7 @@ from backends.solution import Parameter, Solution
 from tests.backends.kernels.emulator.host import H200, HostDevice, HostKernel, build, copied_headers
 from tests.backends.kernels.families.test_mxfp4 import product
 from tests.backends.kernels.matrix_cores import wrong_of
-from tests.backends.kernels.mx_codes import every_code
+from tests.backends.kernels.mx_codes import beyond_fp32, every_code
 from tests.backends.kernels.samples import SM_90
 from tests.backends.weight_samples import mx_product, mxfp4
 from tuners.inputs import Case
@@ -62,6 +62,15 @@ def test_a_scale_that_is_nan_makes_its_row_nan(elements: str, tmp_path: Path) ->
     wanted[:, [17, 26]] = wanted[36] = True
     assert np.array_equal(np.isnan(d), wanted)
     assert not d[~wanted].any()
+
+
+@pytest.mark.parametrize("elements", ["fp16", "int8"])
+def test_scales_whose_product_is_beyond_fp32(elements: str, tmp_path: Path) -> None:
+    """From 2^130 on the least sum but zero is infinite, and zero is NaN; below, both are what they are."""
+    built = build([FAMILY.config(beyond_fp32(0)[0], {**SMALL, "elements": elements}, SM_90)], tmp_path)[0]
+    for power, least, zero in ((129, 2.0**127, 0.0), (130, np.inf, np.nan), (254, np.inf, np.nan)):
+        want = np.array([[least, zero], [zero, zero]], np.float32)
+        assert np.array_equal(product(built, beyond_fp32(power)[1]), want, equal_nan=True), power
 
 
 #: Lines of 1, 3, 5, 8 and 90 scales; k that ends inside a tile, and inside two groups; padded lines;
@@ -137,6 +146,24 @@ def test_what_it_does_not_take_is_refused() -> None:
     assert "multiple of warp_m" in rule(mx_product(64, 64, 256), tile_m=32, warp_m=64)
     assert rule(mx_product(64, 64, 256), elements="bf16") != "None"
     assert rule(mx_product(64, 64, 256)) == "None"
+
+
+def test_what_compilers_spill_is_refused() -> None:
+    """Warps of 2048 elements of D with the scales of 256 elements of k, and columns of fp16 beside them."""
+
+    def rule(warp_m: int, warp_n: int, tile_k: int, elements: str) -> str:
+        values: dict[str, Parameter] = {"tile_m": 128, "tile_n": 64, "stages": 2, "group": 1, "splits": 1}
+        values |= {"warp_m": warp_m, "warp_n": warp_n, "tile_k": tile_k, "elements": elements}
+        found = Solution(FAMILY.name, 1, values)
+        return str(FAMILY.illegal(mx_product(512, 512, 4096), found, H200))
+
+    for elements in ("fp16", "int8"):
+        assert rule(64, 32, 256, elements) == "warps of 64 x 32 have tile_k 128: scales of more would spill"
+        assert "warps of 32 x 64 have tile_k 128" in rule(32, 64, 256, elements)
+        assert rule(64, 32, 128, elements) == "None"
+        assert rule(32, 32, 256, elements) == "None"
+    assert rule(32, 64, 128, "fp16") == "warps of 32 x 64 multiply int8: columns of fp16 would spill"
+    assert rule(32, 64, 128, "int8") == "None"
 
 
 def test_it_lists_candidates_of_few_and_of_many_columns() -> None:

@@ -4,7 +4,6 @@ compiled, differentiated, and what is refused."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -15,10 +14,9 @@ from gemmtune.torch import GroupError, grouped_mm, moe
 from gemmtune.torch.grouped.products import GroupedProduct, make, of_row, torch_call
 from torch._dynamo.backends.debugging import aot_eager
 
-from backends.cache import BinaryCache
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_from_wire
-from tests.client.torch.quantised.emulated import write
+from tests.client.torch.grouped.samples import exact_products, random_operands, tally
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -41,36 +39,19 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield from_linear(90, N, K, "bf16", groups=E), "grouped-tile"
 
 
-@pytest.fixture(scope="module")
-def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("gated") / "rows.gtb", problems(), cache, default="torch-grouped")
-
-
-@pytest.fixture
-def table(bundle: Path) -> Table:
-    return gemmtune.load(bundle)
-
-
 def operands(counts: list[int], dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
-    torch.manual_seed(sum(counts))
-    x, w = torch.randn(sum(counts), K, dtype=dtype), torch.randn(len(counts), N, K, dtype=dtype)
-    return x, w / 4, torch.tensor(counts).cumsum(0).to(torch.int32)
+    x, w, ends = random_operands(counts, N, K, dtype)
+    return x, w / 4, ends
 
 
 def expected(x: Any, w: Any, counts: list[int]) -> Any:
-    parts = zip(x.double().split(counts), w.double(), strict=True)
-    gate, up = torch.cat([rows @ one.t() for rows, one in parts]).chunk(2, -1)
+    gate, up = exact_products(x, w, counts).chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 def right(out: Any, x: Any, w: Any, counts: list[int], most: float = 0.02) -> bool:
     wanted = expected(x, w, counts)
     return bool((out.double() - wanted).norm() / wanted.norm() < most)
-
-
-def tally(count: Any) -> tuple[int, int]:
-    found = count.report()
-    return found.hits, found.misses
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

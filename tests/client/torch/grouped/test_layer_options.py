@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -13,7 +13,7 @@ import torch
 from gemmtune.torch import GroupError, QuantizedExperts, experts_from_gpt_oss, grouped_mm, quantize_experts
 from torch._dynamo.backends.debugging import aot_eager
 
-from backends.cache import BinaryCache
+from backends.problem import GemmProblem
 from tests.backends.weight_samples import mxfp4
 from tests.client.torch.grouped.test_layer import (
     INTER,
@@ -27,7 +27,6 @@ from tests.client.torch.grouped.test_layer import (
     swigluoai,
     wide,
 )
-from tests.client.torch.quantised.emulated import write
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -175,20 +174,11 @@ def test_forms_may_differ() -> None:
     assert near(moe(*given), exact(given))
 
 
-@pytest.fixture(scope="module")
-def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def problems() -> Iterator[tuple[GemmProblem, str]]:
+    """What the table has rows for, and the family of each: both products of a layer."""
     rows = TOKENS * CHOSEN
-    problems = (
-        mxfp4(rows, 2 * INTERMEDIATE, HIDDEN, groups=E),
-        mxfp4(rows, HIDDEN, INTERMEDIATE, groups=E),
-    )
-    every = [(one, "grouped-ring") for one in problems]
-    return write(tmp_path_factory.mktemp("moe") / "rows.gtb", every, cache, default="torch-grouped")
-
-
-@pytest.fixture
-def table(bundle: Path) -> Table:
-    return gemmtune.load(bundle)
+    yield mxfp4(rows, 2 * INTERMEDIATE, HIDDEN, groups=E), "grouped-ring"
+    yield mxfp4(rows, HIDDEN, INTERMEDIATE, groups=E), "grouped-ring"
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -23,9 +22,8 @@ from gemmtune.torch.grouped.products import GroupedProduct, make, of_call, of_ro
 from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
 
-from backends.cache import BinaryCache
 from backends.problem import GemmProblem, from_linear
-from tests.client.torch.quantised.emulated import write
+from tests.client.torch.grouped.samples import exact_products, random_operands, tally
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -42,34 +40,12 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield from_linear(6, N, K, "bf16", groups=E, ldb=K + 8), "grouped-ring"
 
 
-@pytest.fixture(scope="module")
-def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("grouped") / "rows.gtb", problems(), cache, default="torch-grouped")
-
-
-@pytest.fixture
-def table(bundle: Path) -> Table:
-    return gemmtune.load(bundle)
-
-
 def operands(counts: list[int], dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
-    torch.manual_seed(sum(counts))
-    x, w = torch.randn(sum(counts), K, dtype=dtype), torch.randn(len(counts), N, K, dtype=dtype)
-    return x, w, torch.tensor(counts).cumsum(0).to(torch.int32)
-
-
-def expected(x: Any, w: Any, counts: list[int]) -> Any:
-    parts = zip(x.double().split(counts), w.double(), strict=True)
-    return torch.cat([rows @ one.t() for rows, one in parts])
+    return random_operands(counts, N, K, dtype)
 
 
 def right(out: Any, x: Any, w: Any, counts: list[int]) -> bool:
-    return bool(torch.allclose(out.double(), expected(x, w, counts), rtol=0.02, atol=0.05))
-
-
-def tally(count: Any) -> tuple[int, int]:
-    found = count.report()
-    return found.hits, found.misses
+    return bool(torch.allclose(out.double(), exact_products(x, w, counts), rtol=0.02, atol=0.05))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -195,7 +171,7 @@ def test_it_compiles_and_differentiates(table: Table) -> None:
     x, w, offs = operands(counts)
     wanted = [one.clone().double().requires_grad_() for one in (x, w)]
     grad = torch.randn(6, N, dtype=torch.bfloat16)
-    expected(wanted[0], wanted[1], counts).backward(grad.double())
+    exact_products(wanted[0], wanted[1], counts).backward(grad.double())
     x.requires_grad_()
     w.requires_grad_()
     with gemmtune.torch.enable(table), gemmtune.torch.report() as count:
@@ -314,7 +290,7 @@ def test_a_compiled_call_of_torchs_becomes_the_operator(table: Table, compiling:
         compiled = torch.compile(products, dynamic=dynamic, fullgraph=True)
         out = compiled(x, w, offs)
     assert tally(count) == (1, 0)
-    assert torch.allclose(out.double(), expected(x, w, [1, 2, 0, 3]).relu(), rtol=0.02, atol=0.05)
+    assert torch.allclose(out.double(), exact_products(x, w, [1, 2, 0, 3]).relu(), rtol=0.02, atol=0.05)
 
 
 def test_calls_of_torchs_that_are_no_such_product() -> None:

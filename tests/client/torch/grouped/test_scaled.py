@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -19,6 +18,7 @@ from backends.cache import BinaryCache
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_from_wire
 from tests.backends.kernels.triton.test_legality import MI300X
+from tests.client.torch.grouped.samples import tally
 from tests.client.torch.quantised.emulated import write
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield fp8(6, ROWS, dtype_d="fp32", routing=[0, 6, 0, 0]), "grouped-ring"
     yield fp8(6, BLOCKS, ldb=K + 16), "grouped-ring"
     yield fp8(6, ROWS), "grouped-ring"
-
-
-@pytest.fixture(scope="module")
-def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scaled") / "rows.gtb"
-    return write(path, problems(), cache, default="torch-grouped")
-
-
-@pytest.fixture
-def table(bundle: Path) -> Table:
-    return gemmtune.load(bundle)
 
 
 Given = tuple[Any, Any, Any, Any, Any]
@@ -84,11 +73,6 @@ def expected(given: Given, counts: list[int]) -> Any:
 
 def right(out: Any, given: Given, counts: list[int]) -> bool:
     return bool(torch.allclose(out.double(), expected(given, counts), rtol=0.01, atol=0.05))
-
-
-def tally(count: Any) -> tuple[int, int]:
-    found = count.report()
-    return found.hits, found.misses
 
 
 @pytest.mark.parametrize("counts", [[6, 0, 0, 0], [1, 2, 0, 3], [0, 0, 0, 6], [1, 0, 2, 0]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemmtune
@@ -28,11 +27,10 @@ from gemmtune.torch.quantised.form import Form
 from gemmtune.torch.served import current
 from torch._dynamo.backends.debugging import aot_eager
 
-from backends.cache import BinaryCache
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
 from tests.backends.weight_samples import mxfp4, weights
-from tests.client.torch.quantised.emulated import write
+from tests.client.torch.grouped.samples import tally
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -54,16 +52,6 @@ def problems() -> Iterator[tuple[GemmProblem, str]]:
     yield problem("uint4", 6), "grouped-ring"
     yield problem("shift", 6, routing=[0, 6, 0, 0]), "grouped-ring"
     yield problem("mxfp4", 6, ldb=K + 32), "grouped-ring"
-
-
-@pytest.fixture(scope="module")
-def bundle(cache: BinaryCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("weights") / "rows.gtb", problems(), cache, default="torch-grouped")
-
-
-@pytest.fixture
-def table(bundle: Path) -> Table:
-    return gemmtune.load(bundle)
 
 
 def experts(form: str) -> QuantizedExperts:
@@ -97,11 +85,6 @@ def right(out: Any, given: Given, counts: list[int]) -> bool:
     parts = zip(x.double().split(counts), w.dequantize(torch.float64), strict=True)
     want = torch.cat([rows @ one.t() for rows, one in parts])
     return bool(torch.allclose(out.double(), want, rtol=0.02, atol=0.01 * float(want.abs().max())))
-
-
-def tally(count: Any) -> tuple[int, int]:
-    found = count.report()
-    return found.hits, found.misses
 
 
 @pytest.mark.parametrize("form", FORMS)

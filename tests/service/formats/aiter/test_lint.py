@@ -137,3 +137,29 @@ def test_an_arch_that_nothing_says_is_not_invented() -> None:
     row = older(changed(cu_num="64"))
     assert [one.line for one in tables(table(ROW), table(row, header=OLDER)).without_arch()] == [2]
     assert tables(table(row, header=OLDER)).without_arch() == []
+
+
+A4W4 = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+F4GEMM = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel"), [("a4w4_blockscale_tuned_gemm.csv", ""), ("x.csv", F4GEMM)], ids=["file", "kernel"]
+)
+def test_a_size_that_no_call_of_a4w4_has(file: str, kernel: str) -> None:
+    """32 elements of k share a scale. AITER loads such a row and never looks it up."""
+    made = Tables()
+    rows = [f"gfx950,256,2,1280,{k},20,0,6.5,{kernel},1,1,0.0" for k in (8192, 250)]
+    made.add(file, [line.encode() for line in (A4W4, *rows)])
+    (found,) = made.findings()
+    assert (found.file, found.line, found.kind, found.fatal) == (file, 3, "impossible", False)
+    assert found.text == "no call of a4w4 has it: k 250 is no multiple of the scale's group of 32"
+
+
+def test_other_operators_take_any_k() -> None:
+    made = Tables()
+    row = "gfx950,256,2,1280,250,20,0,6.5,a8w8_rowwise_256x,1,1,0.0"
+    for name in ("a8w8_tuned_gemm.csv", "x.csv"):
+        made.add(name, [A4W4.encode(), row.encode()])
+    assert {one.kind for one in made.findings()} == {"duplicate"}
+    assert tables(table(changed(K="250"))).findings() == []

@@ -347,6 +347,42 @@ def test_rows_that_are_left_out(made: ExportRow, why: str) -> None:
     assert "#define GEMMTUNE_ROWS ((size_t)0)" in text
 
 
+#: Weights of 8-bit floats, which every field of the struct says.
+FP8_WEIGHTS = from_linear(
+    4, 64, 256, "bf16", dtype_b="fp8_e4m3", scale_b="block_128x128", scale_dtype="fp32"
+)  # fmt: skip
+INT4_WEIGHTS = from_linear(
+    4, 64, 256, "bf16", dtype_b="uint4", scale_b="block_1x64", scale_dtype="bf16", zero_b="eight"
+)  # fmt: skip
+
+
+def test_quantised_weights_that_the_struct_can_say_are_found(tmp_path: Path) -> None:
+    mxfp4 = from_linear(
+        4, 64, 256, "bf16", dtype_b="fp4_e2m1", scale_b="block_1x32", scale_dtype="fp8_e8m0"
+    )  # fmt: skip
+    made = [on_h200(FP8_WEIGHTS), on_h200(mxfp4), on_h200(from_linear(4, 64, 256, "bf16"), ROCBLAS)]
+    text, report = header(made)
+    assert report.to_dict() == {"written": 3, "omitted": {}}
+    assert Probe(tmp_path, text).ask([one.problem for one in made]) == [
+        said(one, one.solution) for one in made
+    ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "what"),
+    [
+        (INT4_WEIGHTS, "zero points"),
+        (replace(FP8_WEIGHTS, prepacked=True), "prepacked weights"),
+        (from_linear(4, 64, 256, "bf16", groups=2), "groups"),
+    ],
+)
+def test_problems_without_a_field_say_where_they_have_one(problem: GemmProblem, what: str) -> None:
+    """Tuning such a problem again changes nothing, so that no row is counted as one to tune again."""
+    _, report = header([on_h200(problem)], target="cublaslt")
+    assert report.omitted == {f"the header has no field for {what}: export json or jsonl for such rows": 1}
+    assert (report.written, report.tune_again) == (0, 0)
+
+
 def test_a_limit_of_workspace() -> None:
     _, report = header([on_h200(LINEAR)], workspace_limit=2**20 - 1)
     assert list(report.omitted) == ["needs more workspace than the 1048575 bytes that it may use"]
