@@ -129,7 +129,7 @@ def _tuning(made: Document) -> list[tuple[str, str]]:
 def _several(made: Document) -> bool:
     """Whether problems were tuned more than once, so that a tuning's winner has others beside it."""
     tunings = sum(made[effort]["rounds"] for effort in EFFORTS if made.get(effort) is not None)
-    return tunings > 1 or made["regret"]["thorough"]["problems"] > 0
+    return bool(tunings > 1 or made["regret"]["thorough"]["problems"])
 
 
 def _clock(made: Document, effort: str) -> list[tuple[str, str]]:

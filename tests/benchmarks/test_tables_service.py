@@ -128,3 +128,12 @@ def test_the_way_of_a_new_user_ends_with_the_speed_up(tmp_path: Path) -> None:
     figures = {"torch": 100.0, "gemmtune": 125.0, "memory_bytes": 1}
     text = copied(tmp_path, "client-path", tokens_per_second=figures, speedup=1.25)
     assert "torch 100.0, with the bundle 125.0: **1.250x**" in text
+
+
+def test_problems_that_were_tuned_once_have_no_regret_and_no_pairs(tmp_path: Path) -> None:
+    """A winner that has no other tuning's beside it is the fastest of one."""
+    text = copied(tmp_path, "service-tuning-lists")
+    assert "asked once" in text
+    assert "regret" not in text
+    assert "two rounds name" not in text
+    assert "| Decode, one token (m = 1) | 19 |" in text
