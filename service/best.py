@@ -25,7 +25,7 @@ from db import exported, neighbours, queries
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
 from service.legality import Legality, alignments
-from service.nearness import Place, doubt, spread
+from service.nearness import MAX_TABLE_REGRET, Place, doubt, spread
 from service.table_rows import TableRow, claimed_solution, of_layer, regrets
 
 #: How many of the nearest problems with equally aligned operands are tried; among how many of the nearest
@@ -354,7 +354,7 @@ class _Search:
                 measured = self._regrets(row.document, row.problem.id)
                 regret = spread(measured + regrets(rows, row))
                 fault = doubt(row.document, row.place, spread(measured))
-                fault = fault or doubt(row.document, row.place, regret)
+                fault = fault or doubt(row.document, row.place, regret, MAX_TABLE_REGRET)
             if fault is None:
                 return row, regret
             notes.append(f"{row.problem.id}, of the pre-tuned table {row.table}: {fault}")
