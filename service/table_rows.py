@@ -1,7 +1,7 @@
 """Rows of pre-tuned tables for a problem's layer with other numbers of tokens, as documents of answers.
 
-A layer is a problem but for its number of tokens: every other word of it is equal, leading dimensions and
-batch strides too.
+Problems are of one layer if they differ in the number of tokens alone: every other field is equal, leading
+dimensions and batch strides too.
 """
 
 from __future__ import annotations

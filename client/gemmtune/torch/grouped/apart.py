@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from gemmtune.torch.served import Served
     from gemmtune.torch.tuned_row import TunedRow
 
-#: What the shortest launch of the activation took in a graph on an H100, and the memory bandwidth of an H200:
-#: what is tuned here has no faster one. The kernel reached 2.9 TB/s on an H100, of 3.35.
+#: What the shortest launch of the activation took in a graph on an H100, and the memory bandwidth of an H200,
+#: the fastest on which the activation was timed. The kernel reached 2.9 TB/s on an H100, of 3.35. Memory of a
+#: B200 or MI300X is faster: there the estimate is above the least, and favours rows with the activation.
 LAUNCH_SECONDS, BYTES_PER_SECOND = 1.5e-6, 4.8e12
 #: Rows that an input may always be padded to: their time is that of reading the weights.
 _ALWAYS_PADDED = 64
