@@ -234,6 +234,13 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     assert code == 0, err
     assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
     assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(mine.read_text()[:-20])
+    code, out, err = home.run("bundle", "--pretuned", str(cut), "-o", output)
+    assert code == 0, err
+    assert "1 rows of" in out
+    assert "line 3: no JSON" in err
+    assert f"1 line of {cut} rejected" in "".join(err.split("\n"))
     refused = (
         (("no-such-table",), NOT_SHIPPED),
         ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
@@ -275,6 +282,16 @@ def test_an_answer_says_that_it_was_measured_elsewhere(engine: Engine) -> None:
     assert (unasked["match"], unasked["solution"]) == ("default", None)
     asked_for = "(imported=true, or --imported on the command line)"
     assert f"known elsewhere: the pre-tuned table cpu-small has it {asked_for}" in unasked["notes"]
+def test_a_table_has_its_own_name_however_it_is_imported(engine: Engine) -> None:
+    with CPU.open("rb") as stream:
+        by_file = import_file(engine, stream, "downloads/copy.jsonl")
+    assert by_file.provenance["source"] == "cpu-small"
+    names = count(engine, models.ProblemKey)
+    by_name = pretuned.install(engine, CPU)
+    assert (by_name.provenance["new"], by_name.claims.stored) == (False, 0)
+    assert count(engine, models.ProblemKey) == names
+
+
     assert not any("elsewhere" in note for note in other["notes"])
     assert (told["match"], told["solution"]["id"]) == ("imported", row.solution.id)
     assert told["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}
@@ -395,6 +412,13 @@ def test_every_shipped_row_says_which_layers_it_is() -> None:
         "deepseek-v3", "gemma-3-4b", "llama-3-70b", "llama-3-8b", "mistral-7b-v0.3", "qwen3-14b",
         "qwen3-32b", "qwen3-8b",
     }  # fmt: skip
+        listed = other.json("pretuned", "list", *there)
+        (one,) = listed["installed"]
+        assert (one["name"], one["device_class"], one["rows"]) == ("cpu-small", "cpu:x86_64:AMD-EPYC:2", 5)
+        code, out, _ = other.run("pretuned", "list", *there)
+        assert code == 0
+        assert f"Installed at {address}" in out
+        assert "ours" not in out, "another database's"
     (row,) = [row for row in h100.rows if row.problem == from_linear(1, 28672, 4096, "bf16")]
     assert set(row.models) >= {
         ModelLayer("llama-3-8b", 1, "gate_up_proj", 32), ModelLayer("mistral-7b-v0.3", 1, "gate_up_proj", 32),
