@@ -71,3 +71,18 @@ def table_rows(
         and row["policy_id"] == policy_id
         and row["solution_id"] is not None
     ]
+
+
+#: The pre-tuned tables with a row of the problem `problem`, with that row's device class.
+_TABLES = (
+    select(_provenance.c.source, _claim.c.device_class_id)
+    .join(_claim, _claim.c.provenance_number == _provenance.c.number)
+    .where(_claim.c.problem_id == bindparam("problem"), _provenance.c.kind == "pretuned")
+    .distinct()
+    .order_by(_provenance.c.source, _claim.c.device_class_id)
+)
+
+
+def tables_of(connection: Connection, problem_id: str) -> list[tuple[str, str]]:
+    """The pre-tuned tables with a row of the problem, each with the device class of that row."""
+    return [(source, device) for source, device in connection.execute(_TABLES, {"problem": problem_id})]

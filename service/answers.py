@@ -337,6 +337,11 @@ class BestImported(_Asked):
     match: Literal["imported"]
     solution: Solution | None
     seconds: float | None
+    judgement: Judgement | None = Field(
+        default=None, description="As the file says, like baseline and speedup; left out where it says none."
+    )
+    baseline: BaselineAnswer | None = None
+    speedup: Speedup | None = None
     provenance: Provenance
 
 

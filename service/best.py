@@ -21,20 +21,21 @@ from sqlalchemy import Connection
 from backends.environment import DeviceClass
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
-from db import exported, neighbours, queries
+from db import exported, layers, neighbours, queries
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
 from service.legality import Legality, alignments
 from service.nearness import MAX_TABLE_REGRET, Place, doubt, spread
-from service.table_rows import TableRow, claimed_solution, of_layer, regrets
+from service.table_rows import TableRow, claimed_solution, claimed_verdict, of_layer, regrets
 
 #: How many of the nearest problems with equally aligned operands are tried; among how many of the nearest
 #: those are looked for; how many notes explain rejections.
 MAX_TRIED, MAX_SEEN, MAX_NOTES = 16, 96, 3
 
 _ALIGNED_OTHERWISE = "its operands are aligned to other bytes than those asked for"
-#: Kind of provenance -> what makes the claim, where it is no ordinary file.
-_SAYS = {"pretuned": "a pre-tuned table"}
+#: How a client asks for claims, and for another device class.
+_CLAIMS = "imported=true, or --imported on the command line"
+_DEVICE = "device=CLASS, or --device CLASS on the command line"
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,9 @@ class _Search:
         found = self._nearest() if near else None
         if found is None and near and self._asked.imported:
             found = self._nearest_elsewhere()
-        if found is None and not self._asked.imported:
-            self._notes += self._known_elsewhere(near)
+        if found is None:
+            asked = self._asked.imported
+            self._notes += self._of_other_classes() if asked else self._known_elsewhere(near)
         return found or {
             "match": "default",
             "solution": None,
@@ -178,7 +180,7 @@ class _Search:
     # ---- imported ----------------------------------------------------------------------------------
 
     def _claim(self) -> dict[str, Any] | None:
-        rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
+        rows = list(exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id]))
         for row in rows:
             solution = None if row["solution_id"] is None else claimed_solution(row)
             if row["policy_id"] in ("", self._asked.policy_id) and self._asked.filters.admit(solution):
@@ -186,14 +188,18 @@ class _Search:
                 environment_id = (row["content"] or {}).get("environment_id")
                 if kind == "pretuned" and environment_id is not None:
                     self._notes.append(self._elsewhere(environment_id))
+                says = f"the pre-tuned table {row['source']}" if kind == "pretuned" else "an imported file"
                 return {
                     "match": "imported",
                     "solution": solution,
                     "seconds": row["seconds"],
+                    **claimed_verdict(row),
                     "provenance": {"kind": kind, "source": row["source"], "format": row["format"]},
-                    "reason": f"{_SAYS.get(kind, 'an imported file')} says so; it was not measured here",
+                    "reason": f"{says} says so; it was not measured here",
                     **self._question(),
                 }
+        if any(row["policy_id"] in ("", self._asked.policy_id) for row in rows):
+            self._notes.append("what files claim of the problem itself does not meet the filters")
         return None
 
     def _elsewhere(self, environment_id: str) -> str:
@@ -206,16 +212,23 @@ class _Search:
     def _known_elsewhere(self, near: bool) -> list[str]:
         """A note if a pre-tuned table has a row for the problem, or near it, which is served only where asked
         for."""
-        asked = "imported=true, or --imported on the command line"
         rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
         names = [row["source"] for row in rows if row["provenance_kind"] == "pretuned"]
         if names:
-            return [f"known elsewhere: the pre-tuned table {names[0]} has it ({asked})"]
+            return [f"known elsewhere: the pre-tuned table {names[0]} has it ({_CLAIMS})"]
         found = self._of_tables([]) if near else None
         if found is None:
             return []
         row = found[0]
-        return [f"known elsewhere: the pre-tuned table {row.table} has {row.problem.id} ({asked})"]
+        return [f"known elsewhere: the pre-tuned table {row.table} has {row.problem.id} ({_CLAIMS})"]
+
+    def _of_other_classes(self) -> list[str]:
+        """A note if pre-tuned tables have rows of the problem for other device classes alone."""
+        rows = layers.tables_of(self._connection, self._problem.id)
+        if not rows or str(self._asked.device) in {device for _, device in rows}:
+            return []
+        named = ", ".join(f"{name} of {device}" for name, device in rows[:MAX_NOTES])
+        return [f"pre-tuned tables have it for other devices: {named} ({_DEVICE})"]
 
     # ---- near --------------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ def import_file(
         kind = "node"
     elif PRETUNED in read.header:
         kind = PRETUNED
+        source = read.header[PRETUNED] or source  # the table's own name, whatever the file is called
     provenance = {
         "kind": kind,
         "format": read.format,

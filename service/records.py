@@ -178,7 +178,9 @@ class ProvenanceRow(Answer):
     format: str
     source: str
     sha256: str
-    device_class: str | None
+    device_class: str | None = Field(
+        description="That the request named, or that a pre-tuned table is of; else null: rows name theirs."
+    )
     sessions: int
     claims: int
     keys: int

@@ -68,16 +68,8 @@ def _layer(problem: GemmProblem) -> dict[str, Any]:
 
 def _complete(row: Mapping[str, Any]) -> bool:
     said = row["content"] or {}
-    names = (
-        "environment_id",
-        "baseline",
-        "baseline_seconds",
-        "judgement",
-        "speedup",
-        "session",
-        "decided_at",
-    )
-    return row["seconds"] is not None and all(said.get(name) for name in names)
+    names = ("environment_id", "session", "decided_at")
+    return row["seconds"] is not None and bool(claimed_verdict(row)) and all(said.get(name) for name in names)
 
 
 def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
@@ -91,10 +83,6 @@ def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _document(problem: GemmProblem, row: Mapping[str, Any]) -> dict[str, Any]:
     said = row["content"]
-    baseline = {
-        "name": said["baseline_name"], "solution_id": said["baseline"]["id"],
-        "seconds": said["baseline_seconds"],
-    }  # fmt: skip
     return {
         "problem_id": problem.id,
         "problem": problem_wire(problem),
@@ -102,9 +90,7 @@ def _document(problem: GemmProblem, row: Mapping[str, Any]) -> dict[str, Any]:
         "policy_id": row["policy_id"],
         "solution": claimed_solution(row),
         "seconds": row["seconds"],
-        "judgement": said["judgement"],
-        "baseline": baseline,
-        "speedup": dict(zip(("low", "mid", "high"), said["speedup"], strict=True)),
+        **claimed_verdict(row),
         "tie_set": [row["solution_id"]],
         "rounds": said["rounds"],
         "reason": f"the pre-tuned table {row['source']} says so of {problem.id}; it was not measured here",
@@ -120,3 +106,20 @@ def claimed_solution(row: Mapping[str, Any]) -> dict[str, Any]:
     """The solution of a claim that names one."""
     names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
     return {"id": row["solution_id"], **{name: row[name] for name in names}}
+
+
+def claimed_verdict(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a claim says of its solution beside a default: judgement, baseline and speed-up. Empty where it
+    does not say all three, as other tools' files do not."""
+    said = row["content"] or {}
+    if not all(said.get(name) for name in ("judgement", "baseline", "baseline_seconds", "speedup")):
+        return {}
+    baseline = {
+        "name": said["baseline_name"], "solution_id": said["baseline"]["id"],
+        "seconds": said["baseline_seconds"],
+    }  # fmt: skip
+    return {
+        "judgement": said["judgement"],
+        "baseline": baseline,
+        "speedup": dict(zip(("low", "mid", "high"), said["speedup"], strict=True)),
+    }

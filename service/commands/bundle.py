@@ -187,6 +187,9 @@ def _from_table(settings: Settings, asked: _Asked, name: str, server: str | None
     if server is not None:
         raise InvalidProblem("--pretuned and --server both name the rows: give one (GEMMTUNE_SERVER is one)")
     table = tables.read_table(tables.named(name))
+    for line in table.rejected:
+        tell(line, "yellow")
+    tell_rejected(len(table.rejected), name)
     if asked.device is not None:
         resolve(asked.device, [table.device])
     with _workshop(settings) as workshop:

@@ -28,6 +28,7 @@ from service.commands.common import (
     write_file,
 )
 from service.formats.core.export import ExportRefused, ExportRow
+from service.imports import PRETUNED
 from service.model.rows import HereRows, ThereRows
 from service.pretuned_models import ModelLayers
 from service.remote import Remote, class_of
@@ -52,10 +53,13 @@ Dtype = Annotated[str | None, typer.Option(help="The layers' type, if not the mo
 
 
 @pretuned.command(name="list")
-def list_tables(as_json: Json = False) -> None:
+def list_tables(server: Server = None, as_json: Json = False) -> None:
     """List the tables that are shipped, and those that are installed in the database."""
-    with reading(open_database(Settings())) as connection:
-        there = tables.installed(connection)
+    if server is None:
+        with reading(open_database(Settings())) as connection:
+            there = tables.installed(connection)
+    else:
+        there = _installed_there(server)
     here = [table.to_dict() for table in tables.shipped()]
     if as_json:
         print_json({"shipped": here, "installed": there})
@@ -76,6 +80,12 @@ def list_tables(as_json: Json = False) -> None:
             out.print(f"{row['name']}: rows by model: {layers}", markup=False, highlight=False)
         if row["note"]:
             out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False)
+    if server is not None:
+        known = plain_table("table", "device class", "rows", "installed", title=f"Installed at {server}")
+        for row in there:
+            known.add_row(row["name"], row["device_class"], str(row["rows"]), row["installed_at"][:10])
+        out.print(known)
+        return
     known = plain_table(*columns, "installed", title="Installed")
     for row in there:
         made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
@@ -85,6 +95,19 @@ def list_tables(as_json: Json = False) -> None:
     for row in there:
         if (row["name"], row["made_at"]) not in listed:
             _show_products(row)
+
+
+def _installed_there(server: str) -> list[dict[str, Any]]:
+    """The tables of a service, as it lists imported files: what their rows multiply is not among it."""
+    with Remote(server) as remote:
+        found = [row for row in remote.pages("/v1/provenance", "items", "cursor") if row["kind"] == PRETUNED]
+    return [
+        {
+            "name": row["source"], "device_class": row["device_class"] or "", "rows": row["claims"],
+            "sha256": row["sha256"], "installed_at": row["created_at"],
+        }
+        for row in found
+    ]  # fmt: skip
 
 
 def _show_products(row: dict[str, Any]) -> None:

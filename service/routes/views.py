@@ -168,9 +168,10 @@ def outlier_view(row: Row) -> dict[str, Any]:
 
 
 def provenance_view(row: Row) -> dict[str, Any]:
-    """records.ProvenanceRow."""
+    """records.ProvenanceRow. A pre-tuned table says itself of which class it is."""
     names = ("number", "kind", "format", "source", "sha256", "sessions", "claims", "keys", "created_at")
-    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"] or None}
+    own = (row["header"] or {}).get("device") if row["kind"] == "pretuned" else None
+    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"] or own or None}
 
 
 def worker_view(row: Row) -> dict[str, Any]:

@@ -234,6 +234,13 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     assert code == 0, err
     assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
     assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(mine.read_text()[:-20])
+    code, out, err = home.run("bundle", "--pretuned", str(cut), "-o", output)
+    assert code == 0, err
+    assert "1 rows of" in out
+    assert "line 3: no JSON" in err
+    assert f"1 line of {cut} rejected" in "".join(err.split("\n"))
     refused = (
         (("no-such-table",), NOT_SHIPPED),
         ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
@@ -278,8 +285,40 @@ def test_an_answer_says_that_it_was_measured_elsewhere(engine: Engine) -> None:
     assert not any("elsewhere" in note for note in other["notes"])
     assert (told["match"], told["solution"]["id"]) == ("imported", row.solution.id)
     assert told["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}
-    assert told["reason"] == "a pre-tuned table says so; it was not measured here"
+    assert told["reason"] == "the pre-tuned table cpu-small says so; it was not measured here"
+    assert row.speedup is not None
+    assert (told["judgement"], told["speedup"]["mid"]) == (row.judgement, row.speedup[1])
+    assert told["baseline"]["name"] == row.baseline_name
+    assert told["baseline"]["seconds"] == row.baseline_seconds
     assert any(f"another {row.environment.device_class} with" in note for note in told["notes"])
+
+
+def test_an_answer_says_why_a_tables_own_row_or_another_classes_does_not_serve(engine: Engine) -> None:
+    pretuned.install(engine, CPU)
+    row = pretuned.read_table(CPU).rows[0]
+    here = row.environment.device_class
+    none = best.Filters(families=frozenset({"no-such-family"}))
+    with reading(engine) as connection:
+        asked = best.Asked(here, row.policy.id, none, imported=True)
+        filtered = json.loads(best.answer(connection, asked, row.problem, None))
+        elsewhere = replace(asked, device=DeviceClass("cpu", "x86_64", "Another", 2), filters=best.Filters())
+        another = json.loads(best.answer(connection, elsewhere, row.problem, None))
+        unknown = json.loads(best.answer(connection, elsewhere, made.LINEAR, None))
+    assert filtered["match"] == another["match"] == "default"
+    assert "what files claim of the problem itself does not meet the filters" in filtered["notes"]
+    (note,) = (note for note in another["notes"] if "other devices" in note)
+    assert f"cpu-small of {here} (device=CLASS, " in note
+    assert not any("other devices" in note for note in filtered["notes"] + unknown["notes"])
+
+
+def test_a_table_has_its_own_name_however_it_is_imported(engine: Engine) -> None:
+    with CPU.open("rb") as stream:
+        by_file = import_file(engine, stream, "downloads/copy.jsonl")
+    assert by_file.provenance["source"] == "cpu-small"
+    names = count(engine, models.ProblemKey)
+    by_name = pretuned.install(engine, CPU)
+    assert (by_name.provenance["new"], by_name.claims.stored) == (False, 0)
+    assert count(engine, models.ProblemKey) == names
 
 
 def test_a_tuning_on_that_class_tries_its_rows_early_and_no_other_does(engine: Engine) -> None:
@@ -373,6 +412,13 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
         assert again.read_text().splitlines()[1:] == path.read_text().splitlines()[1:]
         installed = other.json("pretuned", "install", str(CPU), *there)
         assert installed["tables"][0]["stored"] == 5
+        listed = other.json("pretuned", "list", *there)
+        (one,) = listed["installed"]
+        assert (one["name"], one["device_class"], one["rows"]) == ("cpu-small", "cpu:x86_64:AMD-EPYC:2", 5)
+        code, out, _ = other.run("pretuned", "list", *there)
+        assert code == 0
+        assert f"Installed at {address}" in out
+        assert "ours" not in out, "another database's"
     assert [one["name"] for one in h200.json("pretuned", "list")["installed"]] == ["cpu-small"]
 
 
