@@ -20,8 +20,8 @@ SAME_WEIGHTS, OTHER_WEIGHTS = 1.0, 0.5
 #: that an answer may be slower than the problem's own best, because the problem is another one. A median of
 #: 2% alone let one pass that was 14% slower.
 MAX_REGRET = 0.02
-#: The same of a pre-tuned table's rows, which have the times of winners, defaults and each target's best alone:
-#: where a solution was slow it has no time, so what is known of it flatters. With 2% one was 5.8% slower.
+#: The same of a pre-tuned table's rows, which have the times of winners, defaults and each target's best
+#: alone: where a solution was slow it has no time, so what is known of it flatters. With 2% one was 5.8% slower.
 MAX_TABLE_REGRET = 0.005
 
 
@@ -55,8 +55,8 @@ def doubt(
     document: Mapping[str, Any], place: Place, regret: Mapping[str, Any] | None, most: float = MAX_REGRET
 ) -> str | None:
     """Why the solution of a near problem's document may be slow for the requested problem; None if it is
-    served. `regret`: how much slower than the best it was on other near problems; `most`: how much it may have
-    been."""
+    served. `regret`: how much slower than the best it was on other near problems; `most`: how much it
+    may have been."""
     if document.get("alternative"):  # filters left the fastest ones out: it is compared with none of them
         return None
     if document["solution"]["id"] == document["baseline"]["solution_id"]:
