@@ -21,7 +21,8 @@ SAME_WEIGHTS, OTHER_WEIGHTS = 1.0, 0.5
 #: 2% alone let one pass that was 14% slower.
 MAX_REGRET = 0.02
 #: The same of a pre-tuned table's rows, which have the times of winners, defaults and each target's best
-#: alone: where a solution was slow it has no time, so what is known of it flatters. With 2% one was 5.8% slower.
+#: alone: where a solution was slow it has no time, so what is known of it flatters. With 2% one was 5.8%
+#: slower.
 MAX_TABLE_REGRET = 0.005
 
 
