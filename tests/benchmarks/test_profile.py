@@ -87,6 +87,33 @@ def test_the_default_and_the_winner_are_profiled_each_by_itself(said: dict[str, 
     assert [one["binary"] for one in pairs] == [None]
 
 
+LOW_BIT = {"kind": "w4a16_prepacked", "m": 8, "n": 64, "k": 128, "winner": WINNER.id, "family": "gemv",
+           "parameters": {"rows": 1}, "build": None, "workspace_bytes": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", ["pack", "pack(Args)"])
+def test_low_bit_winners_are_profiled_alone_and_packing_is_no_launch_of_theirs(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    (tmp_path / "lowbit-x.json").write_text(json.dumps({"rows": [LOW_BIT]}))
+    known, tuned = profile.winners([tmp_path / "lowbit-x.json", tmp_path / "none.json"])
+    shape = known["w4a16_prepacked/64x128/m8"]
+    assert shape.problem("bf16").prepacked
+    line = '"0","cold","(32, 1, 1)","(7, 1, 1)","GPU Speed Of Light Throughput","Duration","ns","99,000"\n'
+    assert line in said["output"]
+    pack = line.replace("cold", packing)
+    said["output"] = said["output"].replace(line, pack + line.replace('"0","cold"', '"2","gemm"'))
+    monkeypatch.setattr(
+        profile, "to_json", lambda pairs, environment: json.dumps({"pairs": [{"solution": WINNER.to_dict()}]})
+    )
+    said["output"] = said["output"].replace("{launched}", f"{shape.problem('').slug} {WINNER.id}")
+    (row,) = profile.rows("ncu", gpu(0), [shape], tuned, 9.0)
+    assert (row["name"], row["which"]) == ("w4a16_prepacked/64x128/m8", "tuned")
+    assert [one["kernel"] for one in row["kernels"]] == ["gemm(Args)"], "of the GEMM's two launches the second"
+    ((arguments, _),) = said["asked"]
+    assert {"WarpStateStats", "SchedulerStats"} <= set(arguments)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
