@@ -109,7 +109,9 @@ def test_low_bit_winners_are_profiled_alone_and_packing_is_no_launch_of_theirs(
     said["output"] = said["output"].replace("{launched}", f"{shape.problem('').slug} {WINNER.id}")
     (row,) = profile.rows("ncu", gpu(0), [shape], tuned, 9.0)
     assert (row["name"], row["which"]) == ("w4a16_prepacked/64x128/m8", "tuned")
-    assert [one["kernel"] for one in row["kernels"]] == ["gemm(Args)"], "of the GEMM's two launches the second"
+    assert [one["kernel"] for one in row["kernels"]] == ["gemm(Args)"], (
+        "of the GEMM's two launches the second"
+    )
     ((arguments, _),) = said["asked"]
     assert {"WarpStateStats", "SchedulerStats"} <= set(arguments)
 
