@@ -15,12 +15,15 @@
 //                             of the cluster
 //   arrive_after_copies()     arrives when all of this thread's earlier copy_async() have arrived
 //   wait_phase()              waits until the phase of that parity has ended (0: the first phase)
+//   show_at() see_phase()     arrive_at() and wait_phase(): what the arriving threads stored to shared memory before is
+//                             visible to the waiting ones of any block of the cluster
 //   fetch_map()               prefetches a tensor map for later copies
 //   copy_box()                starts the copy of the box at (x, y, z). Elements outside the tensor are zero,
 //                             and the barrier counts the bytes of the whole box. x must be at a multiple of 16
 //                             bytes (the hardware faults otherwise), `to` at one of 128. With `blocks` (a bit
 //                             mask of ranks in the cluster) a multicast: to the same offset and the same
 //                             barrier in each of these blocks
+//   copy_run()                starts the copy of contiguous bytes, whole 16 of them from and to multiples of 16 bytes
 //   shared_matrix()           the descriptor of a matrix of 16-bit floats in lines of 128 bytes, swizzled as
 //                             above, that starts at a multiple of 1024 bytes (eight lines); + kMatrixStep is
 //                             the next 16 of k
@@ -107,6 +110,22 @@ GEMMTUNE_DEVICE void wait_phase(Barrier* barrier, unsigned parity) {
                  ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
+GEMMTUNE_DEVICE void show_at(Barrier* barrier, int rank) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+                 ::"r"(shared_address(barrier)), "r"(rank) : "memory");
+}
+GEMMTUNE_DEVICE void see_phase(Barrier* barrier, unsigned parity) {
+    asm volatile("{ .reg .pred ended;\n"
+                 "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+                 "@ended bra ENDED; bra AGAIN; ENDED: }"
+                 ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+GEMMTUNE_DEVICE void copy_run(char* to, const char* from, int bytes, Barrier* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
 GEMMTUNE_DEVICE void fetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

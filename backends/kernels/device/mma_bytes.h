@@ -9,6 +9,8 @@
 // instruction from sm_89 on. On sm_90 mma.m16n8k32 of 8-bit floats is compiled to the same instructions; here weights
 // are converted once for all columns. On sm_89 it is an instruction whose sums are narrower than fp32.
 //
+// mma_16x8x32_unsigned(): A is of uint8, D = A B + C. sum_of_bytes(): adds four int8 to a sum.
+//
 // MmaBytes is that instruction on elements as they are stored, for tile_product.h. A lane's words are int8's.
 #pragma once
 
@@ -18,21 +20,29 @@
 namespace gemmtune {
 
 #if defined(GEMMTUNE_HOST)
-inline void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <typename A>
+inline void add_bytes(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     static_assert(kWarp == 32, "fragments are of 32 lanes");
     const auto lanes = host::exchange(Fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
     const int group = lane_index() / 4, member = lane_index() % 4;
-    const auto element = [](unsigned word, int at) {
-        return static_cast<int>(static_cast<signed char>(word >> 8 * at));
-    };
     for (int i = 0; i < 4; ++i) {
         const int row = group + (i / 2) * 8, column = 2 * member + i % 2;
         for (int k = 0; k < 32; ++k) {
             const int from = k % 16 / 4;
-            d[i] += element(lanes.of(row % 8 * 4 + from).a[row / 8 + k / 16 * 2], k % 4) *
-                    element(lanes.of(column * 4 + from).b[k / 16], k % 4);
+            d[i] += static_cast<A>(lanes.of(row % 8 * 4 + from).a[row / 8 + k / 16 * 2] >> k % 4 * 8) *
+                    static_cast<signed char>(lanes.of(column * 4 + from).b[k / 16] >> k % 4 * 8);
         }
     }
+}
+inline void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { add_bytes<signed char>(d, a, b); }
+inline void mma_16x8x32_unsigned(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&c)[4]) {
+    int sum[4] = {c[0], c[1], c[2], c[3]};
+    add_bytes<unsigned char>(sum, a, b);
+    for (int i = 0; i < 4; ++i) d[i] = sum[i];
+}
+inline int sum_of_bytes(unsigned word, int sum) {
+    for (int i = 0; i < 4; ++i) sum += static_cast<signed char>(word >> 8 * i);
+    return sum;
 }
 template <typename A, typename B>
 inline void mma_16x8x32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -65,6 +75,19 @@ GEMMTUNE_DEVICE void mma_16x8x32(int (&d)[4], const unsigned (&a)[4], const unsi
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+GEMMTUNE_DEVICE void mma_16x8x32_unsigned(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                                          const int (&c)[4]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
+                   "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+GEMMTUNE_DEVICE int sum_of_bytes(unsigned word, int sum) {
+    int found;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(found) : "r"(word), "r"(0x01010101), "r"(sum));
+    return found;
 }
 template <typename A, typename B>
 GEMMTUNE_DEVICE void mma_16x8x32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);

@@ -145,6 +145,26 @@ inline void send(const Box& box) {
     memset(box.to, 0xff, box_bytes(box.map));  // a read of the old contents finds NaN
 }
 
+// A pending copy of contiguous bytes to this block.
+struct Run {
+    char* to;
+    const char* from;
+    int bytes, rank;
+    Barrier* barrier;
+};
+inline bool bring_run(const void* what) {
+    Run run;
+    memcpy(&run, what, sizeof run);
+    if (has_ended(machine.blocks[run.rank])) return machine.fault = "a copy comes to the memory of a block that has ended", true;
+    if (!is_started(*run.barrier)) return machine.fault = "a copy comes to a barrier that nobody has started", true;
+    bool of_one = false;
+    for (const auto& one : machine.operands) of_one |= one.begin <= run.from && run.from + run.bytes <= one.end;
+    if (!of_one) return machine.fault = "a copy of a run that reads beyond its operand", true;
+    memcpy(run.to, run.from, static_cast<size_t>(run.bytes));
+    run.barrier->bytes -= run.bytes;
+    return settled(*run.barrier);
+}
+
 // Copies that a thread started itself (copy_async4()), and its arrival behind them.
 inline bool bring_copy(const void* what) {
     Copy copy;
@@ -224,6 +244,26 @@ inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrie
 }
 inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrier* barrier) {
     copy_box(to, map, x, y, z, barrier, 1u << host::machine.block);
+}
+
+inline void copy_run(char* to, const char* from, int bytes, Barrier* barrier) {
+    using namespace host;
+    if (bytes <= 0 || bytes % 16 || reinterpret_cast<u64>(from) % 16) fail("a copy of a run that is no whole 16 bytes");
+    placed(barrier);
+    within(to, static_cast<size_t>(bytes), 16);
+    const Run run{to, from, bytes, machine.block, barrier};
+    if (machine.reversed) {
+        bring_run(&run);
+        return fail_if_any();
+    }
+    queue(bring_run, run);
+    memset(to, 0xff, static_cast<size_t>(bytes));  // a read of the old contents finds NaN
+}
+// Threads that have waited for what others showed see it.
+inline void show_at(Barrier* barrier, int rank) { arrive_at(barrier, rank); }
+inline void see_phase(Barrier* barrier, unsigned parity) {
+    wait_phase(barrier, parity);
+    host::machine.fibers[host::machine.current].sees = true;
 }
 
 template <int N>

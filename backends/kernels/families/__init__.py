@@ -33,6 +33,7 @@ from backends.kernels.families.grouped_wmma import GroupedWmma
 from backends.kernels.families.mxfp4_mfma import Mxfp4Mfma
 from backends.kernels.families.mxfp4_tile_mma import Mxfp4TileMma
 from backends.kernels.families.naive import Naive
+from backends.kernels.families.packed_imma import PackedImma
 from backends.kernels.families.packed_mma import PackedMma
 from backends.kernels.families.shared_tile import SharedTile
 from backends.kernels.families.short_k import ShortK
@@ -58,7 +59,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(), PackedImma(),
         DequantWgmma(), DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(),
         DequantMfma(), DequantWmma(), Mxfp4Mfma(), GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
         GroupedTile(), GroupedMfma(), GroupedWmma(), GroupedDequantMfma(), GroupedDequantWmma(),

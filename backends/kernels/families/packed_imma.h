@@ -1,0 +1,438 @@
+// Prepacked integers of 4 bits (packed_weights.h) times 1 to 8 columns of 16-bit activations on the integer tensor
+// cores of Hopper: weights stay integers, and activations become some.
+//
+// Activations. The elements of a column that a record multiplies share a power of two, their unit, and are rounded to
+// whole numbers of it: 22 bits of the largest up to two columns, 15 bits with more. A number is cut into digits of base
+// 256 between -128 and 127, its *slices*, which are columns of the instruction beside each other. So one or two columns
+// with three slices each fill eight columns of mma_16x8x32, which would be empty otherwise. A block converts its
+// activations once, and keeps them in shared memory for all its rows.
+//
+// Weights. The low and the high halves of a word's bytes are two operands, a mask each, and have sums of their own: the
+// high ones are sixteen times as large. The instruction adds to a number that has the zero point's part of the sum
+// taken away already, and that is an fp32 of a fixed exponent when it is read as one: a sum is smaller than 2^22, so a
+// subtraction of fp32 makes it a float, exactly. It is multiplied by the unit and by the group's scale in fp32.
+//
+// Data. The records of a tile lie one behind the other. One warp copies runs of them by the copy engine into a ring of
+// SLOTS slots, each with WARPS_K * TURNS records of TILES tiles for each of WARPS_M teams; the WARPS_K warps of a team
+// take records of the same tiles, and their sums meet in shared memory. Blocks stay, and take the next tiles while the
+// sums of those before meet. SPLITS blocks of a cluster share k; each adds and stores its part of the rows.
+#pragma once
+
+#include "device/epilogue.h"
+#include "device/hopper.h"
+#include "device/mma_bytes.h"
+#include "device/packed_weights.h"
+
+namespace gemmtune {
+
+// RECORDS: of a block's slice of k.
+template <typename TYPES, typename QUANT, int COLUMNS, int RECORDS, int TILES, int SLOTS, int WARPS_M, int WARPS_K,
+          int TURNS, int SPLITS>
+struct PackedImma {
+    using Args = PackedWeightArgs;
+    using T = typename TYPES::Input;
+    using Record = PackedRecord<QUANT>;
+    using Scale = typename QUANT::Scale;
+    static constexpr int kSlices = COLUMNS <= 2 ? 3 : 2, kSliced = kSlices * COLUMNS, kEights = (kSliced + 7) / 8;
+    static constexpr int kWarps = WARPS_M * WARPS_K, kThreads = 32 * (kWarps + 1), kMinBlocks = 0;
+    static constexpr int kRun = WARPS_K * TURNS, kTile = kRun * Record::kBytes;  // records of a tile in a slot
+    static constexpr int kOfSlot = WARPS_M * TILES, kSlot = kOfSlot * kTile;     // tiles
+    static constexpr int kGroups = Record::kGrouped ? Record::kGroups : 1;       // of a record
+    // Sums that meet: of every column, or of every slice of a column where all of them are in one instruction.
+    static constexpr int kKept = kEights == 1 ? kSliced : COLUMNS, kPitch = 16 * TILES + 4, kPart = kKept * kPitch;
+    // Shared memory: the ring; slices; what sums start with; units; totals of groups; two rounds of sums; barriers.
+    static constexpr int kInputs = SLOTS * kSlot, kPair = kSliced * 64;
+    static constexpr int kStarts = kInputs + RECORDS * 2 * kPair, kStartBytes = kEights * 64;
+    static constexpr int kUnits = kStarts + RECORDS * kGroups * kStartBytes;
+    static constexpr int kTotals = kUnits + RECORDS * 32;
+    static constexpr int kParts = kTotals + (QUANT::kStoredZeros ? RECORDS * kGroups * 32 : 0);
+    static constexpr int kBarriers = kParts + 2 * kWarps * kPart * 4;
+    static constexpr int kSharedBytes = kBarriers + (2 * SLOTS + 1 + WARPS_M) * 8;
+    static constexpr bool kWaits = true;
+    static_assert(QUANT::kBits == 4 && !QUANT::kFloat && kGroups <= 2, "integers in groups of 64 or 128");
+    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
+    static_assert(COLUMNS == 1 || COLUMNS == 2 || COLUMNS == 4 || COLUMNS == 8, "slices fill whole instructions");
+
+    static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
+        const GemmArgs& args = all.weights.gemm;
+        const Work work(all, shared);
+        const int warp = warp_index();
+        if (thread_index() == 0) work.start_barriers();
+        if (SPLITS > 1) cluster_barrier<false>();  // what others send comes to barriers that are there
+        else block_barrier();
+        wait_for_launches();
+        if (warp == kWarps) {
+            if (lane_index() == 0) work.copy();
+        } else {
+            const int team = warp / WARPS_K, own = warp % WARPS_K;
+            convert(args, work, team, own);
+            warp_barrier();
+            if (lane_index() == 0) arrive(work.converted);
+            wait_phase(work.converted, kEnded);
+            multiply_rows(all, work, team, own);
+        }
+        // Others read this block's sums.
+        if (SPLITS > 1) warp_barrier(), cluster_barrier<false>();
+    }
+
+private:
+    static constexpr unsigned kEnded = 0;
+    // fp32 with these bits are whole numbers that count in ones.
+    static constexpr unsigned kOnes = 0x4b400000u;
+    static constexpr float kOfOnes = 12582912.0f;
+
+    // What the block has of the product: records and groups of tiles, and where they are in shared memory.
+    struct Work {
+        const Args& all;
+        char* const shared;
+        Barrier *full, *free, *converted, *met;
+        int records, begin, count, tiles, groups;
+
+        GEMMTUNE_DEVICE Work(const Args& all, char* shared) : all(all), shared(shared) {
+            const GemmArgs& args = all.weights.gemm;
+            full = reinterpret_cast<Barrier*>(shared + kBarriers), free = full + SLOTS;
+            converted = free + SLOTS, met = converted + 1;
+            records = Record::records(args.k), tiles = Record::tiles(args.m), groups = (tiles - 1) / kOfSlot + 1;
+            const int from = rank() * RECORDS, left = records - from;
+            begin = left > 0 ? from : records, count = left < 0 ? 0 : left < RECORDS ? left : RECORDS;
+        }
+        static GEMMTUNE_DEVICE int rank() { return SPLITS > 1 ? static_cast<int>(block_y() % SPLITS) : 0; }
+        GEMMTUNE_DEVICE int next(int group) const { return group + all.weights.gemm.blocks; }
+
+        GEMMTUNE_DEVICE void start_barriers() const {
+            for (int slot = 0; slot < SLOTS; ++slot) start_barrier(&full[slot], 1), start_barrier(&free[slot], kWarps);
+            start_barrier(converted, kWarps);
+            for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], WARPS_K * SPLITS);
+            started_barriers();
+        }
+
+        // By one thread: all records of the block, in the order in which they are multiplied. Tiles beyond the last
+        // are read as the last, and not stored.
+        GEMMTUNE_DEVICE void copy() const {
+            int slot = 0;
+            unsigned parity = 1;
+            GEMMTUNE_ROLL
+            for (int group = static_cast<int>(block_x()); group < groups; group = next(group)) {
+                GEMMTUNE_ROLL
+                for (int first = 0; first < count; first += kRun) {
+                    const int here = count - first < kRun ? count - first : kRun, bytes = here * Record::kBytes;
+                    wait_phase(&free[slot], parity);
+                    order_before_copies();  // warps read the slot by loads, which the barrier alone does not order
+                    expect_bytes(&full[slot], bytes * kOfSlot);
+                    GEMMTUNE_ROLL
+                    for (int t = 0; t < kOfSlot; ++t) {
+                        const int own = group * kOfSlot + t, tile = own < tiles ? own : tiles - 1;
+                        const i64 record = static_cast<i64>(tile) * records + begin + first;
+                        copy_run(shared + slot * kSlot + t * kTile,
+                                 static_cast<const char*>(all.packed) + record * Record::kBytes, bytes, &full[slot]);
+                    }
+                    if (++slot == SLOTS) slot = 0, parity ^= 1;
+                }
+            }
+        }
+        GEMMTUNE_DEVICE char* slices(int record) const { return shared + kInputs + record * 2 * kPair; }
+        GEMMTUNE_DEVICE int* starts(int record, int group) const {
+            return reinterpret_cast<int*>(shared + kStarts + (record * kGroups + group) * kStartBytes);
+        }
+        GEMMTUNE_DEVICE float* units(int record) const { return reinterpret_cast<float*>(shared + kUnits) + record * 8; }
+        GEMMTUNE_DEVICE float* totals(int record, int group) const {
+            return reinterpret_cast<float*>(shared + kTotals) + (record * kGroups + group) * 8;
+        }
+        // Sums of a round of a warp.
+        GEMMTUNE_DEVICE float* part(int round, int warp) const {
+            return reinterpret_cast<float*>(shared + kParts) + (round % 2 * kWarps + warp) * kPart;
+        }
+    };
+
+    // ---- activations ---------------------------------------------------------------------------------------------
+
+    // By a team's warps: the activations of their own records. Sixteen lanes have the elements of a record of a column,
+    // eight each.
+    static GEMMTUNE_DEVICE void convert(const GemmArgs& args, const Work& work, int team, int own) {
+        constexpr int kItems = (RECORDS + WARPS_K - 1) / WARPS_K * COLUMNS, kStep = 2 * WARPS_M;
+        constexpr int kAtOnce = kItems >= 4 * kStep ? 4 : kItems >= 2 * kStep ? 2 : 1;
+        const int of = lane_index() % 16;
+        const char* const inputs = static_cast<const char*>(args.b);
+        GEMMTUNE_ROLL
+        for (int first = team * 2; first < kItems; first += kAtOnce * kStep) {
+            Words words[kAtOnce];
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int item = first + i * kStep + lane_index() / 16, column = item % COLUMNS;
+                const int record = item / COLUMNS * WARPS_K + own;
+                const i64 k = static_cast<i64>(work.begin + record) * Record::kDeep + of * 8;
+                words[i] = Words{{0, 0, 0, 0}};
+                if (record < work.count && column < args.n && k < args.k)
+                    words[i] = read16(inputs + (column * args.ldb + k) * 2);
+            }
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int item = first + i * kStep + lane_index() / 16;
+                const int record = item / COLUMNS * WARPS_K + own;
+                keep(words[i], work, record, item % COLUMNS, of, record < work.count);
+            }
+        }
+    }
+
+    // Stores the slices of a lane's eight elements, and by one lane the unit and the total of each slice.
+    static GEMMTUNE_DEVICE void keep(const Words& words, const Work& work, int record, int column, int of,
+                                     bool exists) {
+        float x[8];
+        unpack<T>(words.at, x);
+        unsigned largest = 0;
+        GEMMTUNE_UNROLL
+        for (float one : x) largest = larger(largest, as_unsigned(one) & 0x7fffffffu);
+        GEMMTUNE_UNROLL
+        for (int mask = 1; mask < 16; mask *= 2) largest = larger(largest, shuffled(largest, mask));
+        // Units below 2^-116 are that; those of infinity and NaN are NaN.
+        constexpr unsigned kBits = kSlices == 3 ? 21 : 14, kLeast = 32;  // largest < 2^kBits units
+        const unsigned exponent = larger(largest >> 23, kLeast);
+        const float up = as_float((253u + kBits - exponent) << 23);
+        const float unit = exponent == 255u ? as_float(0x7fffffffu) : as_float((exponent + 1u - kBits) << 23);
+        unsigned out[kSlices][2];
+        cut(x, up, out);
+        constexpr int kLanes = 16 / kGroups;
+        const int group = of / kLanes;
+        int total[kSlices];
+        GEMMTUNE_UNROLL
+        for (int s = 0; s < kSlices; ++s) {
+            total[s] = sum_of_bytes(out[s][0], sum_of_bytes(out[s][1], 0));
+            GEMMTUNE_UNROLL
+            for (int mask = 1; mask < kLanes; mask *= 2)
+                total[s] += static_cast<int>(shuffled(static_cast<unsigned>(total[s]), mask));
+        }
+        if (!exists) return;
+        GEMMTUNE_UNROLL
+        for (int s = 0; s < kSlices; ++s) {
+            const int place = s * COLUMNS + column;
+            char* const to = work.slices(record) + of / 8 * kPair + place * 64 + of % 4 * 16 + of / 4 % 2 * 4;
+            *reinterpret_cast<unsigned*>(to) = out[s][0], *reinterpret_cast<unsigned*>(to + 8) = out[s][1];
+            if (of % kLanes != s) continue;
+            // A lane's sums are of two columns, in two rows.
+            int* const start = work.starts(record, group) + place / 8 * 16 + place % 8 / 2 * 4 + place % 2;
+            start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * total[s];
+            if (kEights == 1 && of == s) work.units(record)[place] = unit * kWorth[s];
+            if constexpr (QUANT::kStoredZeros && kEights == 1)
+                work.totals(record, group)[place] = static_cast<float>(total[s]);
+        }
+        if constexpr (kEights > 1) {
+            if (of == 0) work.units(record)[column] = unit * kWorth[0];
+            if constexpr (QUANT::kStoredZeros)
+                if (of % kLanes == 0)
+                    work.totals(record, group)[column] =
+                        static_cast<float>(total[0]) + static_cast<float>(total[kSlices - 1]) * (1.0f / 256);
+        }
+    }
+    // What one is worth in a slice: sums are sixteen times too large.
+    static constexpr float kWorth[3] = {kSlices == 3 ? 4096.0f : 16.0f, kSlices == 3 ? 16.0f : 0.0625f, 0.0625f};
+
+    // Eight numbers times `up`, as digits of base 256, the highest first; of each those that low halves of a word's
+    // bytes multiply, and high ones.
+    static GEMMTUNE_DEVICE void cut(const float (&x)[8], float up, unsigned (&out)[kSlices][2]) {
+        // Added to the lower digits, which makes them 128 larger and rounds the next one.
+        constexpr float kHalves = kSlices == 3 ? 32896.0f : 128.0f;
+        unsigned whole[8];
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 8; ++i) whole[i] = as_unsigned(x[i] * up + (kOfOnes + kHalves));
+        digits<kSlices - 1>(whole, out[0]);
+        if constexpr (kSlices == 3) digits<1>(whole, out[1]);
+        digits<0>(whole, out[kSlices - 1]);
+        GEMMTUNE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            if constexpr (kSlices == 3) {  // the exponent's bit is beside seven bits of a signed number
+                const unsigned seven = out[0][half] ^ 0x40404040u;
+                out[0][half] = seven | (seven << 1 & 0x80808080u);
+            }
+            GEMMTUNE_UNROLL
+            for (int s = 1; s < kSlices; ++s) out[s][half] ^= 0x80808080u;
+        }
+    }
+    // Byte BYTE of eight words, in the order of a word's integers (packed_weights.h).
+    template <unsigned BYTE>
+    static GEMMTUNE_DEVICE void digits(const unsigned (&whole)[8], unsigned (&out)[2]) {
+        constexpr unsigned kBoth = BYTE | (BYTE + 4) << 4;
+        GEMMTUNE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const unsigned(&w)[8] = whole;
+            const unsigned even = permuted<kBoth>(w[half * 2], w[half * 2 + 4]);
+            const unsigned odd = permuted<kBoth>(w[half * 2 + 1], w[half * 2 + 5]);
+            out[half] = permuted<0x5410>(even, odd);
+        }
+    }
+    static GEMMTUNE_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
+    static GEMMTUNE_DEVICE unsigned shuffled(unsigned value, int mask) {
+        return as_unsigned(shuffle_xor(as_float(value), mask));
+    }
+
+    // ---- products ------------------------------------------------------------------------------------------------
+
+    using Sums = float[TILES][4];
+
+    static GEMMTUNE_DEVICE void multiply_rows(const Args& all, const Work& work, int team, int own) {
+        int slot = 0, round = 0, before = 0;
+        unsigned parity = 0;
+        GEMMTUNE_ROLL
+        for (int group = static_cast<int>(block_x()); group < work.groups; group = work.next(group), ++round) {
+            Sums sum = {};
+            GEMMTUNE_ROLL
+            for (int first = own; first - own < work.count; first += kRun) {
+                wait_phase(&work.full[slot], parity);
+                const char* const from = work.shared + slot * kSlot + team * TILES * kTile + own * Record::kBytes;
+                GEMMTUNE_UNROLL
+                for (int turn = 0; turn < TURNS; ++turn) {
+                    const int record = first + turn * WARPS_K;
+                    if (record < work.count) multiply(from + turn * WARPS_K * Record::kBytes, work, record, sum);
+                }
+                warp_barrier();
+                if (lane_index() == 0) arrive(&work.free[slot]);
+                if (++slot == SLOTS) slot = 0, parity ^= 1;
+            }
+            if (round > 0) store(all, work, team, own, before, round - 1);
+            lay_out(sum, work.part(round, team * WARPS_K + own));
+            warp_barrier();
+            if (SPLITS == 1) {
+                if (lane_index() == 0) arrive(&work.met[team]);
+            } else if (lane_index() < SPLITS) {
+                show_at(&work.met[team], lane_index());
+            }
+            before = group;
+        }
+        if (round > 0) store(all, work, team, own, before, round - 1);
+    }
+
+    // Adds the products of a record of every tile of a warp.
+    static GEMMTUNE_DEVICE void multiply(const char* from, const Work& work, int record, Sums& sum) {
+        const int row = lane_index() / 4, pair = lane_index() % 4;
+        Words raw[TILES][2];
+        GEMMTUNE_UNROLL
+        for (int t = 0; t < 2 * TILES; ++t)
+            raw[t / 2][t % 2] = read_shared<Words>(from + t / 2 * kTile + t % 2 * 512 + lane_index() * 16);
+        float unit[2];
+        read_shared2(work.units(record) + pair * 2, unit);
+        GEMMTUNE_UNROLL
+        for (int group = 0; group < kGroups; ++group) {
+            int low[TILES][kEights][4], high[TILES][kEights][4], start[kEights][4];
+            GEMMTUNE_UNROLL
+            for (int eight = 0; eight < kEights; ++eight) {
+                const Words found = read_shared<Words>(work.starts(record, group) + eight * 16 + pair * 4);
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) start[eight][i] = static_cast<int>(found.at[i]);
+            }
+            GEMMTUNE_UNROLL
+            for (int half = group; half < 2; half += kGroups) {
+                Words x[kEights];
+                GEMMTUNE_UNROLL
+                for (int eight = 0; eight < kEights; ++eight) {
+                    // Columns beyond the last slice are read as the last, and dropped.
+                    const int own = eight * 8 + row, column = own < kSliced ? own : kSliced - 1;
+                    x[eight] = read_shared<Words>(work.slices(record) + half * kPair + column * 64 + pair * 16);
+                }
+                GEMMTUNE_UNROLL
+                for (int t = 0; t < TILES; ++t) {
+                    unsigned of_low[4], of_high[4];
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 4; ++i) {
+                        const unsigned word = raw[t][i % 2].at[half * 2 + i / 2];
+                        of_low[i] = word & 0x0f0f0f0fu, of_high[i] = word & 0xf0f0f0f0u;
+                    }
+                    GEMMTUNE_UNROLL
+                    for (int eight = 0; eight < kEights; ++eight) {
+                        const unsigned b_low[2] = {x[eight].at[0], x[eight].at[1]};
+                        const unsigned b_high[2] = {x[eight].at[2], x[eight].at[3]};
+                        const int none[4] = {0, 0, 0, 0};
+                        const bool first = half == group;
+                        mma_16x8x32_unsigned(low[t][eight], of_low, b_low, first ? none : low[t][eight]);
+                        mma_16x8x32_unsigned(high[t][eight], of_high, b_high, first ? start[eight] : high[t][eight]);
+                    }
+                }
+            }
+            add(from, work, record, group, unit, low, high, sum);
+        }
+    }
+
+    // Adds the sums of a group, times its scale and the unit of its activations.
+    static GEMMTUNE_DEVICE void add(const char* from, const Work& work, int record, int group, const float (&unit)[2],
+                                    const int (&low)[TILES][kEights][4], const int (&high)[TILES][kEights][4],
+                                    Sums& sum) {
+        const int row = lane_index() / 4, pair = lane_index() % 4;
+        float total[2];
+        if constexpr (QUANT::kStoredZeros) read_shared2(work.totals(record, group) + pair * 2, total);
+        GEMMTUNE_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+            GEMMTUNE_UNROLL
+            for (int upper = 0; upper < 2; ++upper) {
+                const char* const own = from + t * kTile;
+                const int place = group * Record::kRows + upper * 8 + row;
+                float scale = 1.0f, zero = 0.0f;
+                if constexpr (Record::kGrouped)
+                    scale = widen(reinterpret_cast<const Scale*>(own + Record::kScales)[place]);
+                if constexpr (QUANT::kZero == kWords)
+                    zero = static_cast<float>(reinterpret_cast<const unsigned char*>(own + Record::kZeros)[place]);
+                else if constexpr (QUANT::kStoredZeros)
+                    zero = widen(reinterpret_cast<const Scale*>(own + Record::kZeros)[place]);
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 2; ++i) {
+                    float found = whole(low[t][0][upper * 2 + i], high[t][0][upper * 2 + i]);
+                    if constexpr (kEights > 1)
+                        found += whole(low[t][kEights - 1][upper * 2 + i], high[t][kEights - 1][upper * 2 + i]) *
+                                 (1.0f / 256);
+                    if constexpr (QUANT::kZero == kWords || QUANT::kZero == kSubtracted)
+                        found -= 16.0f * zero * total[i];
+                    sum[t][upper * 2 + i] += found * (scale * unit[i]);
+                    if constexpr (QUANT::kZero == kAdded) sum[t][upper * 2 + i] += 16.0f * zero * (total[i] * unit[i]);
+                }
+            }
+        }
+    }
+    static GEMMTUNE_DEVICE float whole(int low, int high) {
+        return as_float(static_cast<unsigned>(low * 16 + high)) - kOfOnes;
+    }
+
+    static GEMMTUNE_DEVICE void lay_out(const Sums& sum, float* part) {
+        const int row = lane_index() / 4, pair = lane_index() % 4 * 2;
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4 * TILES; ++i) {
+            const int column = pair + i % 2;
+            if (kKept < 8 && column >= kKept) continue;
+            part[column * kPitch + i / 4 * 16 + i % 4 / 2 * 8 + row] = sum[i / 4][i % 4];
+        }
+    }
+
+    // By a team: adds the sums of its warps, and of those of the cluster's other blocks, and stores this block's share.
+    static GEMMTUNE_DEVICE void store(const Args& all, const Work& work, int team, int own, int group, int round) {
+        const GemmArgs& args = all.weights.gemm;
+        constexpr int kRows = 16 * TILES, kLanes = 32 * WARPS_K, kAdded = kEights == 1 ? kSlices : 1;
+        const unsigned parity = static_cast<unsigned>(round) & 1u;
+        if (SPLITS == 1) wait_phase(&work.met[team], parity);
+        else see_phase(&work.met[team], parity);
+        const char* const tail =
+            static_cast<const char*>(all.packed) + static_cast<i64>(work.tiles) * work.records * Record::kBytes;
+        const float* const parts = work.part(round, team * WARPS_K);
+        GEMMTUNE_ROLL
+        for (int at = Work::rank() * kLanes + own * 32 + lane_index(); at < kRows * COLUMNS; at += SPLITS * kLanes) {
+            const i64 row = (static_cast<i64>(group) * kOfSlot + team * TILES) * 16 + at % kRows;
+            const int column = at / kRows;
+            float found = 0.0f;
+            GEMMTUNE_UNROLL
+            for (int part = 0; part < SPLITS * WARPS_K; ++part) {
+                GEMMTUNE_UNROLL
+                for (int s = 0; s < kAdded; ++s) {
+                    const float* const one =
+                        parts + part % WARPS_K * kPart + (s * COLUMNS + column) * kPitch + at % kRows;
+                    found += SPLITS == 1 ? *one : read_peer(one, part / WARPS_K);
+                }
+            }
+            if (!Record::kGrouped && row < args.m) found *= widen(reinterpret_cast<const Scale*>(tail)[row]);
+            finish<TYPES>(args, 0, row, column, found);
+        }
+    }
+    static GEMMTUNE_DEVICE void read_shared2(const float* from, float (&out)[2]) {
+        struct alignas(8) Pair {
+            float at[2];
+        };
+        const Pair found = read_shared<Pair>(from);
+        out[0] = found.at[0], out[1] = found.at[1];
+    }
+};
+
+}  // namespace gemmtune
