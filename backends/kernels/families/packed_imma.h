@@ -211,12 +211,12 @@ private:
             // A lane's sums are of two columns, in two rows.
             int* const start = work.starts(record, group) + place / 8 * 16 + place % 8 / 2 * 4 + place % 2;
             start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * total[s];
-            if (kEights == 1 && of == s) work.units(record)[place] = unit * kWorth[s];
+            if (kEights == 1 && of == s) work.units(record)[place] = unit * worth(s);
             if constexpr (QUANT::kStoredZeros && kEights == 1)
                 work.totals(record, group)[place] = static_cast<float>(total[s]);
         }
         if constexpr (kEights > 1) {
-            if (of == 0) work.units(record)[column] = unit * kWorth[0];
+            if (of == 0) work.units(record)[column] = unit * worth(0);
             if constexpr (QUANT::kStoredZeros)
                 if (of % kLanes == 0)
                     work.totals(record, group)[column] =
@@ -224,7 +224,9 @@ private:
         }
     }
     // What one is worth in a slice: sums are sixteen times too large.
-    static constexpr float kWorth[3] = {kSlices == 3 ? 4096.0f : 16.0f, kSlices == 3 ? 16.0f : 0.0625f, 0.0625f};
+    static GEMMTUNE_DEVICE constexpr float worth(int slice) {
+        return slice == kSlices - 1 ? 0.0625f : slice == kSlices - 2 ? 16.0f : 4096.0f;
+    }
 
     // Eight numbers times `up`, as digits of base 256, the highest first; of each those that low halves of a word's
     // bytes multiply, and high ones.
@@ -339,10 +341,14 @@ private:
                     for (int eight = 0; eight < kEights; ++eight) {
                         const unsigned b_low[2] = {x[eight].at[0], x[eight].at[1]};
                         const unsigned b_high[2] = {x[eight].at[2], x[eight].at[3]};
-                        const int none[4] = {0, 0, 0, 0};
-                        const bool first = half == group;
-                        mma_16x8x32_unsigned(low[t][eight], of_low, b_low, first ? none : low[t][eight]);
-                        mma_16x8x32_unsigned(high[t][eight], of_high, b_high, first ? start[eight] : high[t][eight]);
+                        int(&lower)[4] = low[t][eight], (&upper)[4] = high[t][eight];
+                        if (half == group) {
+                            mma_16x8x32_unsigned(lower, of_low, b_low, {0, 0, 0, 0});
+                            mma_16x8x32_unsigned(upper, of_high, b_high, start[eight]);
+                        } else {
+                            mma_16x8x32_unsigned(lower, of_low, b_low, lower);
+                            mma_16x8x32_unsigned(upper, of_high, b_high, upper);
+                        }
                     }
                 }
             }
