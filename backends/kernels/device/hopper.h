@@ -15,8 +15,6 @@
 //                             of the cluster
 //   arrive_after_copies()     arrives when all of this thread's earlier copy_async() have arrived
 //   wait_phase()              waits until the phase of that parity has ended (0: the first phase)
-//   show_at() see_phase()     arrive_at() and wait_phase(): what the arriving threads stored to shared memory before is
-//                             visible to the waiting ones of any block of the cluster
 //   fetch_map()               prefetches a tensor map for later copies
 //   copy_box()                starts the copy of the box at (x, y, z). Elements outside the tensor are zero,
 //                             and the barrier counts the bytes of the whole box. x must be at a multiple of 16
@@ -106,18 +104,6 @@ GEMMTUNE_DEVICE void arrive_at(Barrier* barrier, int rank) {
 GEMMTUNE_DEVICE void wait_phase(Barrier* barrier, unsigned parity) {
     asm volatile("{ .reg .pred ended;\n"
                  "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
-                 "@ended bra ENDED; bra AGAIN; ENDED: }"
-                 ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
-GEMMTUNE_DEVICE void show_at(Barrier* barrier, int rank) {
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
-                 ::"r"(shared_address(barrier)), "r"(rank) : "memory");
-}
-GEMMTUNE_DEVICE void see_phase(Barrier* barrier, unsigned parity) {
-    asm volatile("{ .reg .pred ended;\n"
-                 "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
                  "@ended bra ENDED; bra AGAIN; ENDED: }"
                  ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }

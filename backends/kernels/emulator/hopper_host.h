@@ -155,11 +155,14 @@ struct Run {
 inline bool bring_run(const void* what) {
     Run run;
     memcpy(&run, what, sizeof run);
-    if (has_ended(machine.blocks[run.rank])) return machine.fault = "a copy comes to the memory of a block that has ended", true;
-    if (!is_started(*run.barrier)) return machine.fault = "a copy comes to a barrier that nobody has started", true;
     bool of_one = false;
-    for (const auto& one : machine.operands) of_one |= one.begin <= run.from && run.from + run.bytes <= one.end;
-    if (!of_one) return machine.fault = "a copy of a run that reads beyond its operand", true;
+    for (const auto& one : machine.operands)
+        of_one |= one.begin <= run.from && run.from + run.bytes <= one.end;
+    const char* wrong = nullptr;
+    if (has_ended(machine.blocks[run.rank])) wrong = "a copy comes to the memory of a block that has ended";
+    else if (!is_started(*run.barrier)) wrong = "a copy comes to a barrier that nobody has started";
+    else if (!of_one) wrong = "a copy of a run that reads beyond its operand";
+    if (wrong) return machine.fault = wrong, true;
     memcpy(run.to, run.from, static_cast<size_t>(run.bytes));
     run.barrier->bytes -= run.bytes;
     return settled(*run.barrier);
@@ -248,7 +251,8 @@ inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrie
 
 inline void copy_run(char* to, const char* from, int bytes, Barrier* barrier) {
     using namespace host;
-    if (bytes <= 0 || bytes % 16 || reinterpret_cast<u64>(from) % 16) fail("a copy of a run that is no whole 16 bytes");
+    if (bytes <= 0 || bytes % 16 || reinterpret_cast<u64>(from) % 16)
+        fail("a copy of a run that is no whole 16 bytes");
     placed(barrier);
     within(to, static_cast<size_t>(bytes), 16);
     const Run run{to, from, bytes, machine.block, barrier};
@@ -258,12 +262,6 @@ inline void copy_run(char* to, const char* from, int bytes, Barrier* barrier) {
     }
     queue(bring_run, run);
     memset(to, 0xff, static_cast<size_t>(bytes));  // a read of the old contents finds NaN
-}
-// Threads that have waited for what others showed see it.
-inline void show_at(Barrier* barrier, int rank) { arrive_at(barrier, rank); }
-inline void see_phase(Barrier* barrier, unsigned parity) {
-    wait_phase(barrier, parity);
-    host::machine.fibers[host::machine.current].sees = true;
 }
 
 template <int N>

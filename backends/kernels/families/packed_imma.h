@@ -1,11 +1,11 @@
-// Prepacked integers of 4 bits (packed_weights.h) times 1 to 8 columns of 16-bit activations on the integer tensor
+// Prepacked integers of 4 bits (packed_weights.h) times 1 to 4 columns of 16-bit activations on the integer tensor
 // cores of Hopper: weights stay integers, and activations become some.
 //
 // Activations. The elements of a column that a record multiplies share a power of two, their unit, and are rounded to
 // whole numbers of it: 22 bits of the largest up to two columns, 15 bits with more. A number is cut into digits of base
-// 256 between -128 and 127, its *slices*, which are columns of the instruction beside each other. So one or two columns
-// with three slices each fill eight columns of mma_16x8x32, which would be empty otherwise. A block converts its
-// activations once, and keeps them in shared memory for all its rows.
+// 256 between -128 and 127, its *slices*, which are columns of the instruction. So one or two columns with three slices
+// each, and four with two, take the eight columns of mma_16x8x32, most of which would be empty otherwise. A block
+// converts its activations once, and keeps them in shared memory for all its rows.
 //
 // Weights. The low and the high halves of a word's bytes are two operands, a mask each, and have sums of their own: the
 // high ones are sixteen times as large. The instruction adds to a number that has the zero point's part of the sum
@@ -15,7 +15,7 @@
 // Data. The records of a tile lie one behind the other. One warp copies runs of them by the copy engine into a ring of
 // SLOTS slots, each with WARPS_K * TURNS records of TILES tiles for each of WARPS_M teams; the WARPS_K warps of a team
 // take records of the same tiles, and their sums meet in shared memory. Blocks stay, and take the next tiles while the
-// sums of those before meet. SPLITS blocks of a cluster share k; each adds and stores its part of the rows.
+// sums of those before meet.
 #pragma once
 
 #include "device/epilogue.h"
@@ -25,24 +25,23 @@
 
 namespace gemmtune {
 
-// RECORDS: of a block's slice of k.
+// RECORDS: of a tile, along k.
 template <typename TYPES, typename QUANT, int COLUMNS, int RECORDS, int TILES, int SLOTS, int WARPS_M, int WARPS_K,
-          int TURNS, int SPLITS>
+          int TURNS>
 struct PackedImma {
     using Args = PackedWeightArgs;
     using T = typename TYPES::Input;
     using Record = PackedRecord<QUANT>;
     using Scale = typename QUANT::Scale;
-    static constexpr int kSlices = COLUMNS <= 2 ? 3 : 2, kSliced = kSlices * COLUMNS, kEights = (kSliced + 7) / 8;
+    static constexpr int kSlices = COLUMNS <= 2 ? 3 : 2, kSliced = kSlices * COLUMNS;
     static constexpr int kWarps = WARPS_M * WARPS_K, kThreads = 32 * (kWarps + 1), kMinBlocks = 0;
     static constexpr int kRun = WARPS_K * TURNS, kTile = kRun * Record::kBytes;  // records of a tile in a slot
     static constexpr int kOfSlot = WARPS_M * TILES, kSlot = kOfSlot * kTile;     // tiles
     static constexpr int kGroups = Record::kGrouped ? Record::kGroups : 1;       // of a record
-    // Sums that meet: of every column, or of every slice of a column where all of them are in one instruction.
-    static constexpr int kKept = kEights == 1 ? kSliced : COLUMNS, kPitch = 16 * TILES + 4, kPart = kKept * kPitch;
+    static constexpr int kPitch = 16 * TILES + 4, kPart = kSliced * kPitch;      // of a warp's sums, in floats
     // Shared memory: the ring; slices; what sums start with; units; totals of groups; two rounds of sums; barriers.
     static constexpr int kInputs = SLOTS * kSlot, kPair = kSliced * 64;
-    static constexpr int kStarts = kInputs + RECORDS * 2 * kPair, kStartBytes = kEights * 64;
+    static constexpr int kStarts = kInputs + RECORDS * 2 * kPair, kStartBytes = 64;
     static constexpr int kUnits = kStarts + RECORDS * kGroups * kStartBytes;
     static constexpr int kTotals = kUnits + RECORDS * 32;
     static constexpr int kParts = kTotals + (QUANT::kStoredZeros ? RECORDS * kGroups * 32 : 0);
@@ -51,16 +50,17 @@ struct PackedImma {
     static constexpr bool kWaits = true;
     static_assert(QUANT::kBits == 4 && !QUANT::kFloat && kGroups <= 2, "integers in groups of 64 or 128");
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
-    static_assert(COLUMNS == 1 || COLUMNS == 2 || COLUMNS == 4 || COLUMNS == 8, "slices fill whole instructions");
+    static_assert(COLUMNS == 1 || COLUMNS == 2 || COLUMNS == 4, "slices of an instruction");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
         const GemmArgs& args = all.weights.gemm;
+        const Task task(args);
         const Work work(all, shared);
         const int warp = warp_index();
         if (thread_index() == 0) work.start_barriers();
-        if (SPLITS > 1) cluster_barrier<false>();  // what others send comes to barriers that are there
-        else block_barrier();
+        block_barrier();
         wait_for_launches();
+        if (task.beyond(args)) return;
         if (warp == kWarps) {
             if (lane_index() == 0) work.copy();
         } else {
@@ -69,10 +69,8 @@ struct PackedImma {
             warp_barrier();
             if (lane_index() == 0) arrive(work.converted);
             wait_phase(work.converted, kEnded);
-            multiply_rows(all, work, team, own);
+            multiply_rows(all, work, task, team, own);
         }
-        // Others read this block's sums.
-        if (SPLITS > 1) warp_barrier(), cluster_barrier<false>();
     }
 
 private:
@@ -86,23 +84,20 @@ private:
         const Args& all;
         char* const shared;
         Barrier *full, *free, *converted, *met;
-        int records, begin, count, tiles, groups;
+        int tiles, groups;
 
         GEMMTUNE_DEVICE Work(const Args& all, char* shared) : all(all), shared(shared) {
             const GemmArgs& args = all.weights.gemm;
             full = reinterpret_cast<Barrier*>(shared + kBarriers), free = full + SLOTS;
             converted = free + SLOTS, met = converted + 1;
-            records = Record::records(args.k), tiles = Record::tiles(args.m), groups = (tiles - 1) / kOfSlot + 1;
-            const int from = rank() * RECORDS, left = records - from;
-            begin = left > 0 ? from : records, count = left < 0 ? 0 : left < RECORDS ? left : RECORDS;
+            tiles = Record::tiles(args.m), groups = (tiles - 1) / kOfSlot + 1;
         }
-        static GEMMTUNE_DEVICE int rank() { return SPLITS > 1 ? static_cast<int>(block_y() % SPLITS) : 0; }
         GEMMTUNE_DEVICE int next(int group) const { return group + all.weights.gemm.blocks; }
 
         GEMMTUNE_DEVICE void start_barriers() const {
             for (int slot = 0; slot < SLOTS; ++slot) start_barrier(&full[slot], 1), start_barrier(&free[slot], kWarps);
             start_barrier(converted, kWarps);
-            for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], WARPS_K * SPLITS);
+            for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], WARPS_K);
             started_barriers();
         }
 
@@ -114,15 +109,15 @@ private:
             GEMMTUNE_ROLL
             for (int group = static_cast<int>(block_x()); group < groups; group = next(group)) {
                 GEMMTUNE_ROLL
-                for (int first = 0; first < count; first += kRun) {
-                    const int here = count - first < kRun ? count - first : kRun, bytes = here * Record::kBytes;
+                for (int first = 0; first < RECORDS; first += kRun) {
+                    const int here = RECORDS - first < kRun ? RECORDS - first : kRun, bytes = here * Record::kBytes;
                     wait_phase(&free[slot], parity);
                     order_before_copies();  // warps read the slot by loads, which the barrier alone does not order
                     expect_bytes(&full[slot], bytes * kOfSlot);
                     GEMMTUNE_ROLL
                     for (int t = 0; t < kOfSlot; ++t) {
                         const int own = group * kOfSlot + t, tile = own < tiles ? own : tiles - 1;
-                        const i64 record = static_cast<i64>(tile) * records + begin + first;
+                        const i64 record = static_cast<i64>(tile) * RECORDS + first;
                         copy_run(shared + slot * kSlot + t * kTile,
                                  static_cast<const char*>(all.packed) + record * Record::kBytes, bytes, &full[slot]);
                     }
@@ -160,23 +155,22 @@ private:
             for (int i = 0; i < kAtOnce; ++i) {
                 const int item = first + i * kStep + lane_index() / 16, column = item % COLUMNS;
                 const int record = item / COLUMNS * WARPS_K + own;
-                const i64 k = static_cast<i64>(work.begin + record) * Record::kDeep + of * 8;
+                const i64 k = static_cast<i64>(record) * Record::kDeep + of * 8;
                 words[i] = Words{{0, 0, 0, 0}};
-                if (record < work.count && column < args.n && k < args.k)
+                if (record < RECORDS && column < args.n && k < args.k)
                     words[i] = read16(inputs + (column * args.ldb + k) * 2);
             }
             GEMMTUNE_UNROLL
             for (int i = 0; i < kAtOnce; ++i) {
                 const int item = first + i * kStep + lane_index() / 16;
                 const int record = item / COLUMNS * WARPS_K + own;
-                keep(words[i], work, record, item % COLUMNS, of, record < work.count);
+                keep(words[i], work, record, item % COLUMNS, of);
             }
         }
     }
 
     // Stores the slices of a lane's eight elements, and by one lane the unit and the total of each slice.
-    static GEMMTUNE_DEVICE void keep(const Words& words, const Work& work, int record, int column, int of,
-                                     bool exists) {
+    static GEMMTUNE_DEVICE void keep(const Words& words, const Work& work, int record, int column, int of) {
         float x[8];
         unpack<T>(words.at, x);
         unsigned largest = 0;
@@ -201,7 +195,7 @@ private:
             for (int mask = 1; mask < kLanes; mask *= 2)
                 total[s] += static_cast<int>(shuffled(static_cast<unsigned>(total[s]), mask));
         }
-        if (!exists) return;
+        if (record >= RECORDS) return;
         GEMMTUNE_UNROLL
         for (int s = 0; s < kSlices; ++s) {
             const int place = s * COLUMNS + column;
@@ -209,18 +203,11 @@ private:
             *reinterpret_cast<unsigned*>(to) = out[s][0], *reinterpret_cast<unsigned*>(to + 8) = out[s][1];
             if (of % kLanes != s) continue;
             // A lane's sums are of two columns, in two rows.
-            int* const start = work.starts(record, group) + place / 8 * 16 + place % 8 / 2 * 4 + place % 2;
+            int* const start = work.starts(record, group) + place / 2 * 4 + place % 2;
             start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * total[s];
-            if (kEights == 1 && of == s) work.units(record)[place] = unit * worth(s);
-            if constexpr (QUANT::kStoredZeros && kEights == 1)
-                work.totals(record, group)[place] = static_cast<float>(total[s]);
-        }
-        if constexpr (kEights > 1) {
-            if (of == 0) work.units(record)[column] = unit * worth(0);
+            if (of == s) work.units(record)[place] = unit * worth(s);
             if constexpr (QUANT::kStoredZeros)
-                if (of % kLanes == 0)
-                    work.totals(record, group)[column] =
-                        static_cast<float>(total[0]) + static_cast<float>(total[kSlices - 1]) * (1.0f / 256);
+                work.totals(record, group)[place] = static_cast<float>(total[s]);
         }
     }
     // What one is worth in a slice: sums are sixteen times too large.
@@ -270,36 +257,32 @@ private:
 
     using Sums = float[TILES][4];
 
-    static GEMMTUNE_DEVICE void multiply_rows(const Args& all, const Work& work, int team, int own) {
+    static GEMMTUNE_DEVICE void multiply_rows(const Args& all, const Work& work, Task task, int team, int own) {
         int slot = 0, round = 0, before = 0;
         unsigned parity = 0;
         GEMMTUNE_ROLL
         for (int group = static_cast<int>(block_x()); group < work.groups; group = work.next(group), ++round) {
             Sums sum = {};
             GEMMTUNE_ROLL
-            for (int first = own; first - own < work.count; first += kRun) {
+            for (int first = own; first - own < RECORDS; first += kRun) {
                 wait_phase(&work.full[slot], parity);
                 const char* const from = work.shared + slot * kSlot + team * TILES * kTile + own * Record::kBytes;
                 GEMMTUNE_UNROLL
                 for (int turn = 0; turn < TURNS; ++turn) {
                     const int record = first + turn * WARPS_K;
-                    if (record < work.count) multiply(from + turn * WARPS_K * Record::kBytes, work, record, sum);
+                    if (RECORDS % kRun == 0 || record < RECORDS) multiply(from + turn * WARPS_K * Record::kBytes, work, record, sum);
                 }
                 warp_barrier();
                 if (lane_index() == 0) arrive(&work.free[slot]);
                 if (++slot == SLOTS) slot = 0, parity ^= 1;
             }
-            if (round > 0) store(all, work, team, own, before, round - 1);
+            if (round > 0) store(all, work, task, team, own, before, round - 1);
             lay_out(sum, work.part(round, team * WARPS_K + own));
             warp_barrier();
-            if (SPLITS == 1) {
-                if (lane_index() == 0) arrive(&work.met[team]);
-            } else if (lane_index() < SPLITS) {
-                show_at(&work.met[team], lane_index());
-            }
+            if (lane_index() == 0) arrive(&work.met[team]);
             before = group;
         }
-        if (round > 0) store(all, work, team, own, before, round - 1);
+        if (round > 0) store(all, work, task, team, own, before, round - 1);
     }
 
     // Adds the products of a record of every tile of a warp.
@@ -313,22 +296,16 @@ private:
         read_shared2(work.units(record) + pair * 2, unit);
         GEMMTUNE_UNROLL
         for (int group = 0; group < kGroups; ++group) {
-            int low[TILES][kEights][4], high[TILES][kEights][4], start[kEights][4];
+            int low[TILES][4], high[TILES][4], start[4];
+            const Words found = read_shared<Words>(work.starts(record, group) + pair * 4);
             GEMMTUNE_UNROLL
-            for (int eight = 0; eight < kEights; ++eight) {
-                const Words found = read_shared<Words>(work.starts(record, group) + eight * 16 + pair * 4);
-                GEMMTUNE_UNROLL
-                for (int i = 0; i < 4; ++i) start[eight][i] = static_cast<int>(found.at[i]);
-            }
+            for (int i = 0; i < 4; ++i) start[i] = static_cast<int>(found.at[i]);
             GEMMTUNE_UNROLL
             for (int half = group; half < 2; half += kGroups) {
-                Words x[kEights];
-                GEMMTUNE_UNROLL
-                for (int eight = 0; eight < kEights; ++eight) {
-                    // Columns beyond the last slice are read as the last, and dropped.
-                    const int own = eight * 8 + row, column = own < kSliced ? own : kSliced - 1;
-                    x[eight] = read_shared<Words>(work.slices(record) + half * kPair + column * 64 + pair * 16);
-                }
+                // Columns beyond the last slice are read as the last, and dropped.
+                const int column = row < kSliced ? row : kSliced - 1;
+                const Words x = read_shared<Words>(work.slices(record) + half * kPair + column * 64 + pair * 16);
+                const unsigned x_low[2] = {x.at[0], x.at[1]}, x_high[2] = {x.at[2], x.at[3]};
                 GEMMTUNE_UNROLL
                 for (int t = 0; t < TILES; ++t) {
                     unsigned of_low[4], of_high[4];
@@ -337,18 +314,12 @@ private:
                         const unsigned word = raw[t][i % 2].at[half * 2 + i / 2];
                         of_low[i] = word & 0x0f0f0f0fu, of_high[i] = word & 0xf0f0f0f0u;
                     }
-                    GEMMTUNE_UNROLL
-                    for (int eight = 0; eight < kEights; ++eight) {
-                        const unsigned b_low[2] = {x[eight].at[0], x[eight].at[1]};
-                        const unsigned b_high[2] = {x[eight].at[2], x[eight].at[3]};
-                        int(&lower)[4] = low[t][eight], (&upper)[4] = high[t][eight];
-                        if (half == group) {
-                            mma_16x8x32_unsigned(lower, of_low, b_low, {0, 0, 0, 0});
-                            mma_16x8x32_unsigned(upper, of_high, b_high, start[eight]);
-                        } else {
-                            mma_16x8x32_unsigned(lower, of_low, b_low, lower);
-                            mma_16x8x32_unsigned(upper, of_high, b_high, upper);
-                        }
+                    if (half == group) {
+                        mma_16x8x32_unsigned(low[t], of_low, x_low, {0, 0, 0, 0});
+                        mma_16x8x32_unsigned(high[t], of_high, x_high, start);
+                    } else {
+                        mma_16x8x32_unsigned(low[t], of_low, x_low, low[t]);
+                        mma_16x8x32_unsigned(high[t], of_high, x_high, high[t]);
                     }
                 }
             }
@@ -358,8 +329,7 @@ private:
 
     // Adds the sums of a group, times its scale and the unit of its activations.
     static GEMMTUNE_DEVICE void add(const char* from, const Work& work, int record, int group, const float (&unit)[2],
-                                    const int (&low)[TILES][kEights][4], const int (&high)[TILES][kEights][4],
-                                    Sums& sum) {
+                                    const int (&low)[TILES][4], const int (&high)[TILES][4], Sums& sum) {
         const int row = lane_index() / 4, pair = lane_index() % 4;
         float total[2];
         if constexpr (QUANT::kStoredZeros) read_shared2(work.totals(record, group) + pair * 2, total);
@@ -378,10 +348,8 @@ private:
                     zero = widen(reinterpret_cast<const Scale*>(own + Record::kZeros)[place]);
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 2; ++i) {
-                    float found = whole(low[t][0][upper * 2 + i], high[t][0][upper * 2 + i]);
-                    if constexpr (kEights > 1)
-                        found += whole(low[t][kEights - 1][upper * 2 + i], high[t][kEights - 1][upper * 2 + i]) *
-                                 (1.0f / 256);
+                    const int sums = low[t][upper * 2 + i] * 16 + high[t][upper * 2 + i];
+                    float found = as_float(static_cast<unsigned>(sums)) - kOfOnes;
                     if constexpr (QUANT::kZero == kWords || QUANT::kZero == kSubtracted)
                         found -= 16.0f * zero * total[i];
                     sum[t][upper * 2 + i] += found * (scale * unit[i]);
@@ -390,46 +358,38 @@ private:
             }
         }
     }
-    static GEMMTUNE_DEVICE float whole(int low, int high) {
-        return as_float(static_cast<unsigned>(low * 16 + high)) - kOfOnes;
-    }
-
     static GEMMTUNE_DEVICE void lay_out(const Sums& sum, float* part) {
         const int row = lane_index() / 4, pair = lane_index() % 4 * 2;
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4 * TILES; ++i) {
             const int column = pair + i % 2;
-            if (kKept < 8 && column >= kKept) continue;
+            if (kSliced < 8 && column >= kSliced) continue;
             part[column * kPitch + i / 4 * 16 + i % 4 / 2 * 8 + row] = sum[i / 4][i % 4];
         }
     }
 
-    // By a team: adds the sums of its warps, and of those of the cluster's other blocks, and stores this block's share.
-    static GEMMTUNE_DEVICE void store(const Args& all, const Work& work, int team, int own, int group, int round) {
+    // By a team: adds the sums of its warps, and stores them.
+    static GEMMTUNE_DEVICE void store(const Args& all, const Work& work, Task task, int team, int own, int group,
+                                      int round) {
         const GemmArgs& args = all.weights.gemm;
-        constexpr int kRows = 16 * TILES, kLanes = 32 * WARPS_K, kAdded = kEights == 1 ? kSlices : 1;
-        const unsigned parity = static_cast<unsigned>(round) & 1u;
-        if (SPLITS == 1) wait_phase(&work.met[team], parity);
-        else see_phase(&work.met[team], parity);
+        constexpr int kRows = 16 * TILES, kLanes = 32 * WARPS_K;
+        wait_phase(&work.met[team], static_cast<unsigned>(round) & 1u);
         const char* const tail =
-            static_cast<const char*>(all.packed) + static_cast<i64>(work.tiles) * work.records * Record::kBytes;
+            static_cast<const char*>(all.packed) + static_cast<i64>(work.tiles) * RECORDS * Record::kBytes;
         const float* const parts = work.part(round, team * WARPS_K);
         GEMMTUNE_ROLL
-        for (int at = Work::rank() * kLanes + own * 32 + lane_index(); at < kRows * COLUMNS; at += SPLITS * kLanes) {
+        for (int at = own * 32 + lane_index(); at < kRows * COLUMNS; at += kLanes) {
             const i64 row = (static_cast<i64>(group) * kOfSlot + team * TILES) * 16 + at % kRows;
             const int column = at / kRows;
             float found = 0.0f;
             GEMMTUNE_UNROLL
-            for (int part = 0; part < SPLITS * WARPS_K; ++part) {
+            for (int part = 0; part < WARPS_K; ++part) {
                 GEMMTUNE_UNROLL
-                for (int s = 0; s < kAdded; ++s) {
-                    const float* const one =
-                        parts + part % WARPS_K * kPart + (s * COLUMNS + column) * kPitch + at % kRows;
-                    found += SPLITS == 1 ? *one : read_peer(one, part / WARPS_K);
-                }
+                for (int s = 0; s < kSlices; ++s)
+                    found += parts[part * kPart + (s * COLUMNS + column) * kPitch + at % kRows];
             }
             if (!Record::kGrouped && row < args.m) found *= widen(reinterpret_cast<const Scale*>(tail)[row]);
-            finish<TYPES>(args, 0, row, column, found);
+            finish<TYPES>(args, task.batch, row, column, found);
         }
     }
     static GEMMTUNE_DEVICE void read_shared2(const float* from, float (&out)[2]) {

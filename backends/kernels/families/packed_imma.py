@@ -11,13 +11,13 @@ from typing import ClassVar
 
 from backends.archs import GpuArch
 from backends.environment import Environment
-from backends.kernels.cluster import ClusterConfig, units_of_clusters
-from backends.kernels.dequant_rings import hopper_rule, resident_rule
+from backends.kernels.dequant_rings import resident_rule
 from backends.kernels.families.packed_mma import PackedConfig, deep, packing_blocks, record_bytes
 from backends.kernels.family import KernelFamily, Values, number
 from backends.kernels.legality import (
     MOST_BLOCKS,
     arch_of,
+    capability,
     columns_rule,
     first,
     grid_rule,
@@ -32,21 +32,23 @@ from backends.problem import GemmProblem
 from backends.quantisation import GROUPS, STORED_ZEROS
 from backends.solution import Parameter
 
+#: The least compute capability (times ten) whose copy engine copies runs of bytes.
+_COPIES_RUNS = 90
 #: packed_weights.h: rows of a tile.
 _ROWS = 16
-#: Integers that the tensor cores multiply here, and the groups of scales whose sums an instruction has apart.
+#: Integers that the tensor cores multiply here, and elements of k that share a scale (0: a row).
 _TYPES, _GROUPS = ("int4", "uint4"), (0, 64, 128)
 #: Candidates in all, and those that differ in slots and blocks of a multiprocessor alone.
-_MOST, _MOST_ALIKE = 96, 3
+_MOST, _MOST_ALIKE = 64, 3
 #: Registers for addresses and counters.
 _ADDRESSES = 40
-#: Estimates of cost(), in clocks of a scheduler: a record of a tile, and what each eight slices add; a turn, of
-#: waiting for a slot; the end of a group of tiles; converting 16 elements; a launch.
-_RECORD, _EIGHT, _TURN, _END, _CONVERT, _LAUNCH = 62.0, 45.0, 60.0, 500.0, 5.0, 2500.0
+#: Estimates of cost(), in clocks of a scheduler: a record of a tile; waiting for a slot; the end of a group of
+#: tiles; converting 16 elements; a launch.
+_RECORD, _TURN, _END, _CONVERT, _LAUNCH = 62.0, 60.0, 500.0, 5.0, 3500.0
 
 
 @dataclass(frozen=True)
-class PackedImmaConfig(PackedConfig, ClusterConfig):
+class PackedImmaConfig(PackedConfig):
     """A configuration with blocks_per_unit blocks for each multiprocessor, for one multiprocessor until on()
     sets their number. `turns`: groups of tiles."""
 
@@ -54,33 +56,31 @@ class PackedImmaConfig(PackedConfig, ClusterConfig):
     blocks_per_unit: int = 1
 
     def on(self, units: int) -> PackedImmaConfig:
-        """The configuration for `units` multiprocessors, with at most one cluster for each group of tiles."""
-        return replace(
-            self, blocks=max(1, min(self.turns, self.blocks_per_unit * max(1, units) // self.slices))
-        )
+        """The configuration for `units` multiprocessors, with at most one block for each group of tiles."""
+        return replace(self, blocks=min(self.turns, self.blocks_per_unit * max(1, units)))
 
     def arguments(self, operands: Operands, workspace: int) -> PackedWeightArgs:
-        """The argument, with the number of clusters."""
+        """The argument, with the number of blocks."""
         found = super().arguments(operands, workspace)
         found.blocks = self.blocks
         return found
 
 
 class PackedImma(KernelFamily):
-    """Prepacked weights of int4 or uint4 times 1 to 8 columns of bf16 or fp16 on the integer tensor cores of
-    Hopper. Activations become numbers of 22 or 15 bits, with a unit for every 128 of them.
+    """Prepacked weights of int4 or uint4 times 1 to 4 columns of bf16 or fp16 on integer tensor cores.
+    Activations become whole numbers of 22 or 15 bits, with a unit for every 128 of them.
 
     packed_imma.h. Parameters: rows (of a warp), slots (of a block's ring), warps_m (teams of a block), warps_k
-    (of a team, which share k), records (of a tile for each warp of a slot), splits (blocks of a cluster along
-    k), blocks_per_unit (of a multiprocessor)."""
+    (of a team, which share k), records (of a tile for each warp in a slot), blocks_per_unit (of a
+    multiprocessor)."""
 
     name = "packed-imma"
     #: The fewest and the most columns of D.
-    columns: ClassVar[tuple[int, int]] = (1, 8)
+    columns: ClassVar[tuple[int, int]] = (1, 4)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "rows": (16, 32, 64), "slots": (2, 3, 4, 6, 8), "warps_m": (1, 2, 4), "warps_k": (4, 7, 8, 14, 16),
-        "records": (1, 2), "splits": (1, 2, 4), "blocks_per_unit": (1, 2),
+        "records": (1, 2), "blocks_per_unit": (1, 2),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -98,76 +98,56 @@ class PackedImma(KernelFamily):
             return f"zero points of {p.zero_a} are of groups of 64 or 128, not of scale {p.scale_a}"
         return None
 
-    def tile_n(self, problem: GemmProblem) -> int:
+    def _columns(self, problem: GemmProblem) -> int:
         """Columns of the instantiation."""
         return 1 << (problem.n - 1).bit_length()
 
-    def slices(self, problem: GemmProblem) -> int:
+    def _sliced(self, problem: GemmProblem) -> int:
         """Slices of all columns (packed_imma.h: kSliced)."""
-        columns = self.tile_n(problem)
+        columns = self._columns(problem)
         return columns * (3 if columns <= 2 else 2)
-
-    def records(self, problem: GemmProblem, values: Values) -> int:
-        """Records along k of a block."""
-        return ceil(ceil(problem.k / deep(problem)) / number(values, "splits"))
 
     def _turns(self, problem: GemmProblem, values: Values) -> int:
         """Groups of tiles."""
         return ceil(problem.m / (number(values, "rows") * number(values, "warps_m")))
 
-    def _warps(self, values: Values) -> int:
-        return number(values, "warps_m") * number(values, "warps_k")
-
     def threads(self, values: Values) -> int:
         """Threads of a block: its warps, and one that copies."""
-        return 32 * (self._warps(values) + 1)
+        return 32 * (number(values, "warps_m") * number(values, "warps_k") + 1)
 
     def shared_bytes(self, problem: GemmProblem, values: Values) -> int:
         """Bytes of the ring, of the activations' slices with what sums start with and their units, of two
         rounds of sums and of barriers (packed_imma.h: kSharedBytes)."""
-        tiles, slots, records = (
-            number(values, "rows") // _ROWS,
-            number(values, "slots"),
-            number(values, "records"),
-        )
-        teams, warps, along = (
-            number(values, "warps_m"),
-            number(values, "warps_k"),
-            self.records(problem, values),
-        )
-        ring = slots * teams * tiles * warps * records * record_bytes(problem)
-        sliced, groups = self.slices(problem), 2 if group(problem) == 64 else 1
-        eights, kept = -(-sliced // 8), sliced if sliced <= 8 else self.tile_n(problem)
+        names = ("rows", "slots", "warps_m", "warps_k", "records")
+        rows, slots, teams, warps, records = (number(values, name) for name in names)
+        ring = slots * teams * (rows // _ROWS) * warps * records * record_bytes(problem)
+        sliced, groups = self._sliced(problem), 2 if group(problem) == 64 else 1
         totals = groups * 32 if problem.zero_a in STORED_ZEROS else 0
-        inputs = along * (2 * sliced * 64 + groups * eights * 64 + 32 + totals)
-        sums = 2 * teams * warps * kept * (_ROWS * tiles + 4) * 4
+        inputs = ceil(problem.k / deep(problem)) * (2 * sliced * 64 + groups * 64 + 32 + totals)
+        sums = 2 * teams * warps * sliced * (rows + 4) * 4
         return ring + inputs + sums + (2 * slots + 1 + teams) * 8
 
-    def registers(self, problem: GemmProblem, values: Values) -> int:
+    def registers(self, values: Values) -> int:
         """Registers for sums, a group's integers, weights and slices."""
-        tiles, eights = number(values, "rows") // _ROWS, -(-self.slices(problem) // 8)
-        return 4 * tiles + 8 * tiles * eights + 8 * tiles + 8 * eights + 8 + _ADDRESSES
+        return 20 * (number(values, "rows") // _ROWS) + 12 + _ADDRESSES
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: the architecture, columns, 16-byte words of every operand, weights
-        that one launch packs, records for every block, threads, registers and shared memory of all blocks of
-        a multiprocessor, the grid."""
-        if (broken := hopper_rule(environment)) is not None:
-            return broken
+        """The rule that is broken, or None: the copy engine, columns, 16-byte words of every operand, weights
+        that one launch packs, threads, registers and shared memory of all blocks of a multiprocessor, the
+        grid."""
+        if capability(environment) < _COPIES_RUNS:
+            return f"the copy engine copies runs of bytes from sm_90 on, not on {environment.arch}"
         product, arch = OrientedGemm(problem), arch_of(environment)
         broken = first(columns_rule(product, *self.columns), lines_rule(product))
         if broken is not None:
             return broken
         if (packing := packing_blocks(problem)) > MOST_BLOCKS:
             return f"{packing} blocks pack the weights; a launch has {MOST_BLOCKS} at most"
-        along, splits = ceil(problem.k / deep(problem)), number(values, "splits")
-        if along <= self.records(problem, values) * (splits - 1):
-            return f"{splits} blocks share k, which has {along} records of {deep(problem)}"
         threads, shared = self.threads(values), self.shared_bytes(problem, values)
         blocks = number(values, "blocks_per_unit")
         return first(
             threads_rule(threads, arch),
-            registers_rule(blocks * self.registers(problem, values), threads, arch),
+            registers_rule(blocks * self.registers(values), threads, arch),
             shared_rule(shared, arch),
             resident_rule(shared, blocks, arch),
             grid_rule(self._turns(problem, values), threads, product, arch),
@@ -175,7 +155,7 @@ class PackedImma(KernelFamily):
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By cost()."""
-        if hopper_rule(environment) is not None or problem.n > self.columns[1]:
+        if capability(environment) < _COPIES_RUNS or problem.n > self.columns[1]:
             return
         found = []
         for row in combinations(*self.choices.values()):
@@ -194,38 +174,31 @@ class PackedImma(KernelFamily):
         """Roughly a launch's clocks: of converting activations, and of the busiest multiprocessor's records,
         by what a scheduler issues or by what memory delivers, whichever is longer, with a share of the
         other."""
-        rates, splits = arch_of(environment).rates, number(values, "splits")
-        here, warps = number(values, "blocks_per_unit"), self._warps(values)
-        tiles, along = number(values, "rows") // _ROWS, self.records(problem, values)
-        units = units_of_clusters(environment.units, splits)
-        blocks = max(1, min(self._turns(problem, values), here * units // splits)) * splits
-        turns = ceil(self._turns(problem, values) * splits / blocks)
-        at_once = min(here, ceil(blocks / units))
-        eights = -(-self.slices(problem) // 8)
-        chunks = ceil(along / (number(values, "warps_k") * number(values, "records")))
-        busiest = chunks * number(values, "records") * tiles * turns  # records of a warp
-        each = _RECORD + _EIGHT * (eights - 1) + _TURN / (tiles * number(values, "records"))
-        issued = busiest * max(each * warps * at_once / 4, 4 * each) + turns * _END
-        converted = along * self.tile_n(problem) * 8 * _CONVERT * at_once / 4
-        slot = number(values, "warps_m") * tiles * number(values, "warps_k") * number(values, "records")
-        flight = (
-            at_once * (number(values, "slots") - 0.5) * slot * record_bytes(problem) / rates.in_flight_bytes
-        )
-        read = turns * at_once * number(values, "warps_m") * tiles * along * record_bytes(problem)
-        taken = read / rates.memory_bytes / min(1.0, flight)
-        return _LAUNCH + converted + max(issued, taken) + 0.3 * min(issued, taken) + 300.0 * (splits > 1)
+        names = ("rows", "slots", "warps_m", "warps_k", "records", "blocks_per_unit")
+        rows, slots, teams, warps, records, resident = (number(values, name) for name in names)
+        rates, units, tiles = arch_of(environment).rates, max(1, environment.units), rows // _ROWS
+        groups, along = self._turns(problem, values), ceil(problem.k / deep(problem))
+        turns = ceil(groups / min(groups, resident * units))
+        here = min(resident, ceil(groups / units))
+        busiest = ceil(along / (warps * records)) * records * tiles * turns  # records of a warp
+        each = _RECORD + _TURN / (tiles * records)
+        issued = busiest * each * max(teams * warps * here / 4, 4) + turns * _END
+        converted = along * self._columns(problem) * 8 * _CONVERT * here / 4
+        size = record_bytes(problem)
+        flight = here * (slots - 0.5) * teams * tiles * warps * records * size / rates.in_flight_bytes
+        taken = turns * here * teams * tiles * along * size / rates.memory_bytes / min(1.0, flight)
+        return _LAUNCH + converted + max(issued, taken) + 0.3 * min(issued, taken)
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> PackedImmaConfig:
-        """The instantiation in clusters; on() sets the number of blocks."""
+        """The instantiation for this k; on() sets the number of blocks."""
         product, turns = OrientedGemm(problem), self._turns(problem, values)
-        names = ("slots", "warps_m", "warps_k", "records", "splits")
-        numbers = [
-            self.tile_n(problem), self.records(problem, values), number(values, "rows") // _ROWS,
+        names = ("slots", "warps_m", "warps_k", "records")
+        numbers = (
+            self._columns(problem), ceil(problem.k / deep(problem)), number(values, "rows") // _ROWS,
             *(number(values, name) for name in names),
-        ]  # fmt: skip
-        kinds = f"{product.types}, {quantised(problem)}"
+        )  # fmt: skip
+        chosen = f"PackedImma<{product.types}, {quantised(problem)}, {', '.join(map(str, numbers))}>"
         return PackedImmaConfig(
-            product, self.header, f"PackedImma<{kinds}, {', '.join(map(str, numbers))}>", self.threads(values),
-            self.shared_bytes(problem, values), 1, slices=number(values, "splits"), turns=turns,
-            blocks_per_unit=number(values, "blocks_per_unit"),
+            product, self.header, chosen, self.threads(values), self.shared_bytes(problem, values), 1,
+            turns=turns, blocks_per_unit=number(values, "blocks_per_unit"),
         )  # fmt: skip
