@@ -48,7 +48,7 @@ def _served(name: str, minutes: float, models: str, batches: str) -> Step:
     )  # fmt: skip
 
 
-_LOW_BIT = "dequant-tma-wgmma,dequant-tile-wgmma,dequant-tile-mma,bytes-tile-mma,mxfp4-tile-mma,triton-dequant,tile-wgmma,grouped-ring,grouped-wgmma,grouped-dequant-wgmma,dequant-gemv,dequant-mma,dequant-ring,packed-mma,dequant-wgmma"
+_LOW_BIT = "dequant-tma-wgmma,dequant-tile-wgmma,dequant-tile-mma,bytes-tile-mma,mxfp4-tile-mma,triton-dequant,tile-wgmma,grouped-ring,grouped-wgmma,grouped-dequant-wgmma,dequant-gemv,dequant-mma,dequant-ring,packed-mma,packed-imma,dequant-wgmma"
 #: In the order of their worth on a device that has no figures yet: what is right comes before what is fast.
 STEPS = (
     _step("tests", 4, "pytest -q -m cuda tests/backends/gpu tests/backends/cuda tests/client/torch"),

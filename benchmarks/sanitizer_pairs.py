@@ -105,6 +105,18 @@ QUANTISED += tuple(
 )  # fmt: skip
 #: The first, packed beforehand: every type, zero point and scale.
 PACKED = tuple(replace(one, prepacked=True) for one in QUANTISED[:30:2])
+#: And one and two columns of it, with rows enough for several rounds of a ring.
+PACKED += tuple(
+    from_linear(
+        m, n, k, dtype_a, dtype_b=kind, zero_b=zero, scale_b=scale, scale_dtype=dtype_a, prepacked=True, **more
+    )
+    for m, n, k, dtype_a, kind, zero, scale, more in (
+        (1, 5000, 2048, "bf16", "uint4", "eight", "block_1x128", {}),
+        (2, 4008, 1344, "fp16", "uint4", "uint4", "block_1x64", {"bias": "fp16"}),
+        (2, 2600, 640, "bf16", "int4", "none", "outer", {"beta": 1.0}),
+        (2, 1032, 3200, "bf16", "uint4", "shift", "block_1x128", {}),
+    )
+)  # fmt: skip
 #: And 8-bit floats: rows that end within a block of scales, and blocks of it.
 QUANTISED += tuple(
     from_linear(m, n, k, dtype_a, dtype_b="fp8_e4m3", scale_b=scale, scale_dtype=of, **more)

@@ -22,6 +22,7 @@ WEIGHTS = (
     "dequant-mma",
     "dequant-ring",
     "packed-mma",
+    "packed-imma",
     "dequant-wgmma",
     "dequant-tma-wgmma",
     "dequant-tile-wgmma",

@@ -59,8 +59,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(), PackedImma(),
-        DequantWgmma(), DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(),
+        SkinnyMma(), BytesRing(), BytesTileMma(), Mxfp4TileMma(), DequantMma(), DequantRing(), PackedMma(),
+        PackedImma(), DequantWgmma(), DequantTmaWgmma(), DequantTileWgmma(), DequantTileMma(), DequantGemv(),
         DequantMfma(), DequantWmma(), Mxfp4Mfma(), GroupedWgmma(), GroupedRing(), GroupedDequantWgmma(),
         GroupedTile(), GroupedMfma(), GroupedWmma(), GroupedDequantMfma(), GroupedDequantWmma(),
         SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),

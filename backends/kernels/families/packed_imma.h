@@ -1,11 +1,11 @@
-// Prepacked integers of 4 bits (packed_weights.h) times 1 to 4 columns of 16-bit activations on the integer tensor
+// Prepacked integers of 4 bits (packed_weights.h) times 1 or 2 columns of 16-bit activations on the integer tensor
 // cores of Hopper: weights stay integers, and activations become some.
 //
 // Activations. The elements of a column that a record multiplies share a power of two, their unit, and are rounded to
-// whole numbers of it: 22 bits of the largest up to two columns, 15 bits with more. A number is cut into digits of base
-// 256 between -128 and 127, its *slices*, which are columns of the instruction. So one or two columns with three slices
-// each, and four with two, take the eight columns of mma_16x8x32, most of which would be empty otherwise. A block
-// converts its activations once, and keeps them in shared memory for all its rows.
+// whole numbers of it, of which the largest has 21 bits and a sign. So a bf16 is exact if it is at least 2^-13 of the
+// largest, and the rounding of smaller ones is like that of sums in fp32. A number is cut into three digits of base 256
+// between -128 and 127, its *slices*, which are columns of the instruction: most of the eight columns of mma_16x8x32
+// would be empty otherwise. A block converts its activations once, and keeps them in shared memory for all its rows.
 //
 // Weights. The low and the high halves of a word's bytes are two operands, a mask each, and have sums of their own: the
 // high ones are sixteen times as large. The instruction adds to a number that has the zero point's part of the sum
@@ -33,7 +33,7 @@ struct PackedImma {
     using T = typename TYPES::Input;
     using Record = PackedRecord<QUANT>;
     using Scale = typename QUANT::Scale;
-    static constexpr int kSlices = COLUMNS <= 2 ? 3 : 2, kSliced = kSlices * COLUMNS;
+    static constexpr int kSlices = 3, kSliced = kSlices * COLUMNS;
     static constexpr int kWarps = WARPS_M * WARPS_K, kThreads = 32 * (kWarps + 1), kMinBlocks = 0;
     static constexpr int kRun = WARPS_K * TURNS, kTile = kRun * Record::kBytes;  // records of a tile in a slot
     static constexpr int kOfSlot = WARPS_M * TILES, kSlot = kOfSlot * kTile;     // tiles
@@ -50,7 +50,7 @@ struct PackedImma {
     static constexpr bool kWaits = true;
     static_assert(QUANT::kBits == 4 && !QUANT::kFloat && kGroups <= 2, "integers in groups of 64 or 128");
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
-    static_assert(COLUMNS == 1 || COLUMNS == 2 || COLUMNS == 4, "slices of an instruction");
+    static_assert(COLUMNS == 1 || COLUMNS == 2, "slices of an instruction");
 
     static GEMMTUNE_DEVICE void run(const Args& all, char* shared) {
         const GemmArgs& args = all.weights.gemm;
@@ -67,8 +67,10 @@ struct PackedImma {
             const int team = warp / WARPS_K, own = warp % WARPS_K;
             convert(args, work, team, own);
             warp_barrier();
-            if (lane_index() == 0) arrive(work.converted);
-            wait_phase(work.converted, kEnded);
+            if (WARPS_M > 1) {  // teams have converted for each other
+                if (lane_index() == 0) arrive(work.converted);
+                wait_phase(work.converted, kEnded);
+            }
             multiply_rows(all, work, task, team, own);
         }
     }
@@ -179,7 +181,7 @@ private:
         GEMMTUNE_UNROLL
         for (int mask = 1; mask < 16; mask *= 2) largest = larger(largest, shuffled(largest, mask));
         // Units below 2^-116 are that; those of infinity and NaN are NaN.
-        constexpr unsigned kBits = kSlices == 3 ? 21 : 14, kLeast = 32;  // largest < 2^kBits units
+        constexpr unsigned kBits = 21, kLeast = 32;  // the largest is less than 2^kBits units
         const unsigned exponent = larger(largest >> 23, kLeast);
         const float up = as_float((253u + kBits - exponent) << 23);
         const float unit = exponent == 255u ? as_float(0x7fffffffu) : as_float((exponent + 1u - kBits) << 23);
@@ -212,28 +214,24 @@ private:
     }
     // What one is worth in a slice: sums are sixteen times too large.
     static GEMMTUNE_DEVICE constexpr float worth(int slice) {
-        return slice == kSlices - 1 ? 0.0625f : slice == kSlices - 2 ? 16.0f : 4096.0f;
+        return slice == 0 ? 4096.0f : slice == 1 ? 16.0f : 0.0625f;
     }
 
     // Eight numbers times `up`, as digits of base 256, the highest first; of each those that low halves of a word's
     // bytes multiply, and high ones.
     static GEMMTUNE_DEVICE void cut(const float (&x)[8], float up, unsigned (&out)[kSlices][2]) {
         // Added to the lower digits, which makes them 128 larger and rounds the next one.
-        constexpr float kHalves = kSlices == 3 ? 32896.0f : 128.0f;
+        constexpr float kHalves = 32896.0f;
         unsigned whole[8];
         GEMMTUNE_UNROLL
         for (int i = 0; i < 8; ++i) whole[i] = as_unsigned(x[i] * up + (kOfOnes + kHalves));
-        digits<kSlices - 1>(whole, out[0]);
-        if constexpr (kSlices == 3) digits<1>(whole, out[1]);
-        digits<0>(whole, out[kSlices - 1]);
+        digits<2>(whole, out[0]), digits<1>(whole, out[1]), digits<0>(whole, out[2]);
         GEMMTUNE_UNROLL
         for (int half = 0; half < 2; ++half) {
-            if constexpr (kSlices == 3) {  // the exponent's bit is beside seven bits of a signed number
-                const unsigned seven = out[0][half] ^ 0x40404040u;
-                out[0][half] = seven | (seven << 1 & 0x80808080u);
-            }
-            GEMMTUNE_UNROLL
-            for (int s = 1; s < kSlices; ++s) out[s][half] ^= 0x80808080u;
+            // The highest digit is a signed number of seven bits, less its sign bit, beside a bit of the exponent.
+            const unsigned seven = out[0][half] ^ 0x40404040u;
+            out[0][half] = seven | (seven << 1 & 0x80808080u);
+            out[1][half] ^= 0x80808080u, out[2][half] ^= 0x80808080u;
         }
     }
     // Byte BYTE of eight words, in the order of a word's integers (packed_weights.h).
@@ -363,7 +361,7 @@ private:
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4 * TILES; ++i) {
             const int column = pair + i % 2;
-            if (kSliced < 8 && column >= kSliced) continue;
+            if (column >= kSliced) continue;
             part[column * kPitch + i / 4 * 16 + i % 4 / 2 * 8 + row] = sum[i / 4][i % 4];
         }
     }

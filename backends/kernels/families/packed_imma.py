@@ -34,16 +34,14 @@ from backends.solution import Parameter
 
 #: The least compute capability (times ten) whose copy engine copies runs of bytes.
 _COPIES_RUNS = 90
-#: packed_weights.h: rows of a tile.
-_ROWS = 16
+#: packed_weights.h: rows of a tile; packed_imma.h: slices of a column.
+_ROWS, _SLICES = 16, 3
 #: Integers that the tensor cores multiply here, and elements of k that share a scale (0: a row).
 _TYPES, _GROUPS = ("int4", "uint4"), (0, 64, 128)
 #: Candidates in all, and those that differ in slots and blocks of a multiprocessor alone.
 _MOST, _MOST_ALIKE = 64, 3
-#: Registers for addresses and counters.
-_ADDRESSES = 40
-#: Estimates of cost(), in clocks of a scheduler: a record of a tile; waiting for a slot; the end of a group of
-#: tiles; converting 16 elements; a launch.
+#: Estimates of cost(), in clocks of a scheduler: a record of a tile; waiting for a slot; the end of a group
+#: of tiles; converting 16 elements; a launch.
 _RECORD, _TURN, _END, _CONVERT, _LAUNCH = 62.0, 60.0, 500.0, 5.0, 3500.0
 
 
@@ -67,16 +65,16 @@ class PackedImmaConfig(PackedConfig):
 
 
 class PackedImma(KernelFamily):
-    """Prepacked weights of int4 or uint4 times 1 to 4 columns of bf16 or fp16 on integer tensor cores.
-    Activations become whole numbers of 22 or 15 bits, with a unit for every 128 of them.
+    """Prepacked weights of int4 or uint4 times 1 or 2 columns of bf16 or fp16 on integer tensor cores.
+    Activations become whole numbers of 22 bits, with a unit for every 128 of them.
 
-    packed_imma.h. Parameters: rows (of a warp), slots (of a block's ring), warps_m (teams of a block), warps_k
-    (of a team, which share k), records (of a tile for each warp in a slot), blocks_per_unit (of a
+    packed_imma.h. Parameters: rows (of a warp), slots (of a block's ring), warps_m (teams of a block),
+    warps_k (of a team, which share k), records (of a tile for each warp in a slot), blocks_per_unit (of a
     multiprocessor)."""
 
     name = "packed-imma"
     #: The fewest and the most columns of D.
-    columns: ClassVar[tuple[int, int]] = (1, 4)
+    columns: ClassVar[tuple[int, int]] = (1, 2)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "rows": (16, 32, 64), "slots": (2, 3, 4, 6, 8), "warps_m": (1, 2, 4), "warps_k": (4, 7, 8, 14, 16),
@@ -98,15 +96,6 @@ class PackedImma(KernelFamily):
             return f"zero points of {p.zero_a} are of groups of 64 or 128, not of scale {p.scale_a}"
         return None
 
-    def _columns(self, problem: GemmProblem) -> int:
-        """Columns of the instantiation."""
-        return 1 << (problem.n - 1).bit_length()
-
-    def _sliced(self, problem: GemmProblem) -> int:
-        """Slices of all columns (packed_imma.h: kSliced)."""
-        columns = self._columns(problem)
-        return columns * (3 if columns <= 2 else 2)
-
     def _turns(self, problem: GemmProblem, values: Values) -> int:
         """Groups of tiles."""
         return ceil(problem.m / (number(values, "rows") * number(values, "warps_m")))
@@ -121,7 +110,7 @@ class PackedImma(KernelFamily):
         names = ("rows", "slots", "warps_m", "warps_k", "records")
         rows, slots, teams, warps, records = (number(values, name) for name in names)
         ring = slots * teams * (rows // _ROWS) * warps * records * record_bytes(problem)
-        sliced, groups = self._sliced(problem), 2 if group(problem) == 64 else 1
+        sliced, groups = _SLICES * problem.n, 2 if group(problem) == 64 else 1
         totals = groups * 32 if problem.zero_a in STORED_ZEROS else 0
         inputs = ceil(problem.k / deep(problem)) * (2 * sliced * 64 + groups * 64 + 32 + totals)
         sums = 2 * teams * warps * sliced * (rows + 4) * 4
@@ -129,7 +118,7 @@ class PackedImma(KernelFamily):
 
     def registers(self, values: Values) -> int:
         """Registers for sums, a group's integers, weights and slices."""
-        return 20 * (number(values, "rows") // _ROWS) + 12 + _ADDRESSES
+        return 12 * (number(values, "rows") // _ROWS) + 24
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the copy engine, columns, 16-byte words of every operand, weights
@@ -147,7 +136,7 @@ class PackedImma(KernelFamily):
         blocks = number(values, "blocks_per_unit")
         return first(
             threads_rule(threads, arch),
-            registers_rule(blocks * self.registers(values), threads, arch),
+            registers_rule(self.registers(values), blocks * threads, arch),
             shared_rule(shared, arch),
             resident_rule(shared, blocks, arch),
             grid_rule(self._turns(problem, values), threads, product, arch),
@@ -183,7 +172,7 @@ class PackedImma(KernelFamily):
         busiest = ceil(along / (warps * records)) * records * tiles * turns  # records of a warp
         each = _RECORD + _TURN / (tiles * records)
         issued = busiest * each * max(teams * warps * here / 4, 4) + turns * _END
-        converted = along * self._columns(problem) * 8 * _CONVERT * here / 4
+        converted = along * problem.n * 8 * _CONVERT * here / 4
         size = record_bytes(problem)
         flight = here * (slots - 0.5) * teams * tiles * warps * records * size / rates.in_flight_bytes
         taken = turns * here * teams * tiles * along * size / rates.memory_bytes / min(1.0, flight)
@@ -194,7 +183,7 @@ class PackedImma(KernelFamily):
         product, turns = OrientedGemm(problem), self._turns(problem, values)
         names = ("slots", "warps_m", "warps_k", "records")
         numbers = (
-            self._columns(problem), ceil(problem.k / deep(problem)), number(values, "rows") // _ROWS,
+            problem.n, ceil(problem.k / deep(problem)), number(values, "rows") // _ROWS,
             *(number(values, name) for name in names),
         )  # fmt: skip
         chosen = f"PackedImma<{product.types}, {quantised(problem)}, {', '.join(map(str, numbers))}>"

@@ -244,6 +244,10 @@ def product_of(
     kernel = HostKernel(one, other_way=False)
     workspace = HostBuffer(kernel.workspace_bytes)
     operands = Operands.at({name: buffer.address for name, buffer in buffers.items()}, scalars)
+    if kernel.packed_bytes:
+        packed = HostBuffer(kernel.packed_bytes)
+        operands = replace(operands, packed=packed.address)
+        kernel.pack(operands)()
     kernel.bind(operands, workspace.address)()
     layout = layouts(problem)["d"]
     found: npt.NDArray[Any] = layout.view(buffers["d"].bytes.view(layout.dtype.storage))[0].copy()

@@ -30,7 +30,7 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
 #: Families of quantised weights, of 8-bit operands, of MXFP4 on both sides and of groups.
-WEIGHTS = {"dequant-mma", "dequant-ring", "packed-mma",
+WEIGHTS = {"dequant-mma", "dequant-ring", "packed-mma", "packed-imma",
            "dequant-wgmma", "dequant-gemv", "bytes-ring", "grouped-wgmma", "grouped-ring",
            "grouped-dequant-wgmma", "dequant-tma-wgmma", "dequant-tile-wgmma", "dequant-tile-mma",
            "grouped-tile", "grouped-mfma", "grouped-wmma", "grouped-dequant-mfma", "grouped-dequant-wmma",
