@@ -115,6 +115,10 @@ PACKED += tuple(
         (2, 4008, 1344, "fp16", "uint4", "uint4", "block_1x64", {"bias": "fp16"}),
         (2, 2600, 640, "bf16", "int4", "none", "outer", {"beta": 1.0}),
         (2, 1032, 3200, "bf16", "uint4", "shift", "block_1x128", {}),
+        (1, 264, 896, "fp16", "int4", "none", "block_1x128", {"bias": "fp16"}),
+        (2, 72, 4160, "bf16", "uint4", "float", "block_1x64", {"beta": 1.0}),
+        (1, 33, 32, "bf16", "int4", "none", "tensor", {}),
+        (1, 776, 1152, "bf16", "uint4", "uint4", "block_1x128", {"ldd": 781}),
     )
 )  # fmt: skip
 #: And 8-bit floats: rows that end within a block of scales, and blocks of it.
