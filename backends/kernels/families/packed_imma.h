@@ -35,6 +35,7 @@ struct PackedImma {
     using Scale = typename QUANT::Scale;
     static constexpr int kSlices = 3, kSliced = kSlices * COLUMNS;
     static constexpr int kWarps = WARPS_M * WARPS_K, kThreads = 32 * (kWarps + 1), kMinBlocks = 0;
+    static constexpr int kLanes = 32 * WARPS_K;                                  // of a team
     static constexpr int kRun = WARPS_K * TURNS, kTile = kRun * Record::kBytes;  // records of a tile in a slot
     static constexpr int kOfSlot = WARPS_M * TILES, kSlot = kOfSlot * kTile;     // tiles
     static constexpr int kGroups = Record::kGrouped ? Record::kGroups : 1;       // of a record
@@ -99,7 +100,7 @@ private:
         GEMMTUNE_DEVICE void start_barriers() const {
             for (int slot = 0; slot < SLOTS; ++slot) start_barrier(&full[slot], 1), start_barrier(&free[slot], kWarps);
             start_barrier(converted, kWarps);
-            for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], WARPS_K);
+            for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], kLanes);
             started_barriers();
         }
 
@@ -187,14 +188,14 @@ private:
         const float unit = exponent == 255u ? as_float(0x7fffffffu) : as_float((exponent + 1u - kBits) << 23);
         unsigned out[kSlices][2];
         cut(x, up, out);
-        constexpr int kLanes = 16 / kGroups;
-        const int group = of / kLanes;
+        constexpr int kOfGroup = 16 / kGroups;
+        const int group = of / kOfGroup;
         int total[kSlices];
         GEMMTUNE_UNROLL
         for (int s = 0; s < kSlices; ++s) {
             total[s] = sum_of_bytes(out[s][0], sum_of_bytes(out[s][1], 0));
             GEMMTUNE_UNROLL
-            for (int mask = 1; mask < kLanes; mask *= 2)
+            for (int mask = 1; mask < kOfGroup; mask *= 2)
                 total[s] += static_cast<int>(shuffled(static_cast<unsigned>(total[s]), mask));
         }
         if (record >= RECORDS) return;
@@ -203,7 +204,7 @@ private:
             const int place = s * COLUMNS + column;
             char* const to = work.slices(record) + of / 8 * kPair + place * 64 + of % 4 * 16 + of / 4 % 2 * 4;
             *reinterpret_cast<unsigned*>(to) = out[s][0], *reinterpret_cast<unsigned*>(to + 8) = out[s][1];
-            if (of % kLanes != s) continue;
+            if (of % kOfGroup != s) continue;
             // A lane's sums are of two columns, in two rows.
             int* const start = work.starts(record, group) + place / 2 * 4 + place % 2;
             start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * total[s];
@@ -276,8 +277,7 @@ private:
             }
             if (round > 0) store(all, work, task, team, own, before, round - 1);
             lay_out(sum, work.part(round, team * WARPS_K + own));
-            warp_barrier();
-            if (lane_index() == 0) arrive(&work.met[team]);
+            arrive(&work.met[team]);  // each lane for its own sums
             before = group;
         }
         if (round > 0) store(all, work, task, team, own, before, round - 1);
@@ -370,7 +370,7 @@ private:
     static GEMMTUNE_DEVICE void store(const Args& all, const Work& work, Task task, int team, int own, int group,
                                       int round) {
         const GemmArgs& args = all.weights.gemm;
-        constexpr int kRows = 16 * TILES, kLanes = 32 * WARPS_K;
+        constexpr int kRows = 16 * TILES;
         wait_phase(&work.met[team], static_cast<unsigned>(round) & 1u);
         const char* const tail =
             static_cast<const char*>(all.packed) + static_cast<i64>(work.tiles) * RECORDS * Record::kBytes;

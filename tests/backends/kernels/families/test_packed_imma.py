@@ -206,8 +206,8 @@ MISTAKES = {
         packed(1, 40, 512, zero_b="eight"),
     ),
     "a group's total of half its lanes": (
-        "mask < kLanes; mask *= 2)\n                total",
-        "mask < kLanes / 2; mask *= 2)\n                total",
+        "mask < kOfGroup; mask *= 2)\n                total",
+        "mask < kOfGroup / 2; mask *= 2)\n                total",
         packed(1, 40, 512, zero_b="eight"),
     ),
     "the unit of the lane's own elements": (
@@ -276,8 +276,8 @@ MISTAKES = {
         packed(1, 400, 2048, zero_b="eight"),
     ),
     "sums that are added before all have met": (
-        "start_barrier(&met[team], WARPS_K);",
-        "start_barrier(&met[team], 1);",
+        "start_barrier(&met[team], kLanes);",
+        "start_barrier(&met[team], 32);",
         packed(1, 40, 2048, zero_b="eight"),
     ),
     "sums of the round before": (
