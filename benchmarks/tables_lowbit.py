@@ -31,6 +31,7 @@ RESULTS: Mapping[str, str] = {
     "lowbit-h200-bytes": "An H200: 8-bit activations, scales of rows and columns, about a second of measuring",
     "lowbit-h200-blocks": "An H200: 8-bit floats with scales of blocks, a second of measuring",
     "lowbit-h200-tensor": "An H200: 8-bit floats with one scale an operand, a second of measuring",
+    "lowbit-h200-tp8": "An H200: tensor parallelism of 8, about a second of measuring",
     "lowbit-tp8": "8-bit activations, tensor parallelism of 8, the portfolio told to searches",
 }
 _HEADS = (
