@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -145,15 +147,34 @@ def ways_of(
     return ways | {"torch": (partial(two_launches, 0), ANY), "torch_steps": (by_torchs_steps, ANY)}
 
 
+def williams(ways: int) -> list[list[int]]:
+    """The rows of a carryover-balanced (Williams) Latin square: in all rows together each number is once directly
+    behind every other, and once at every place. An odd number of ways has no such square: then these are a square
+    and its mirror, together twice of everything."""
+    zigzag = [at // 2 + 1 if at % 2 else -(at // 2) for at in range(ways)]
+    square = [[(start + step) % ways for step in zigzag] for start in range(ways)]
+    return square if ways % 2 == 0 else square + [row[::-1] for row in square]
+
+
 def order_of(names: Sequence[str]) -> list[str]:
-    """The order in which ways are timed: each once a turn, every turn in another order, so that none is always the
-    first or the last. What was timed first, and last, took 4% longer than the same kernels in between."""
-    found: list[str] = []
-    for turn in range(ROUNDS if names else 0):
-        begin = turn * len(names) // ROUNDS
-        order = [*names[begin:], *names[:begin]]
-        found += order if turn % 2 == 0 else reversed(order)
-    return found
+    """The order in which ways are timed: each once a turn, in turns that are rows of a Williams square, because a time
+    depends on what was timed directly before, and on the place. ROUNDS rows do not hold all pairs of many ways, so
+    that each next row is the one that repeats the fewest, with the pair across two turns."""
+    rows = williams(len(names))
+    seen: Counter[tuple[int, int]] = Counter()
+    left: list[list[int]] = []
+    found: list[int] = []
+
+    def repeats(row: list[int]) -> tuple[int, bool]:
+        return sum(seen[pair] for pair in pairwise([*found[-1:], *row])), found[-1:] == row[:1]
+
+    for _ in range(ROUNDS if names else 0):
+        left = left or list(rows)
+        row = min(left, key=repeats)
+        left.remove(row)
+        seen.update(pairwise([*found[-1:], *row]))
+        found += row
+    return [names[one] for one in found]
 
 
 def times(

@@ -27,9 +27,11 @@ RESULTS: Mapping[str, str] = {
     "lowbit-tensor": "8-bit floats with one scale an operand, the portfolio told to searches",
     "lowbit-h200-prepacked": "An H200: 16-bit activations, weights packed beforehand, about a second of measuring",
     "lowbit-h200-many": "An H200: 16-bit activations, 128 and 4096 rows, a second of measuring with the default's calls in it",
+    "lowbit-h200-w8a16-m128": "An H200: 8-bit weights, 128 rows, four seconds of measuring with the default's calls in it",
     "lowbit-h200-bytes": "An H200: 8-bit activations, scales of rows and columns, about a second of measuring",
     "lowbit-h200-blocks": "An H200: 8-bit floats with scales of blocks, a second of measuring",
     "lowbit-h200-tensor": "An H200: 8-bit floats with one scale an operand, a second of measuring",
+    "lowbit-h200-tp8": "An H200: tensor parallelism of 8, about a second of measuring",
     "lowbit-tp8": "8-bit activations, tensor parallelism of 8, the portfolio told to searches",
 }
 _HEADS = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -269,13 +271,29 @@ def test_few_tokens_are_timed_both_ways() -> None:
     assert not takes_two_launches(made(torch, Size(4, 2, 64, 32), 1, "uniform", CPU)), "a CPU takes products"
 
 
-@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"], list("abcdefg"), []])
-def test_no_way_is_always_timed_first_or_last(names: list[str]) -> None:
-    """Each as often as the others, and at both ends no more than half of the turns."""
-    order = moe_calls.order_of(names)
+@pytest.mark.parametrize("ways", range(1, 10))
+def test_all_rows_of_a_williams_square_are_balanced(ways: int) -> None:
+    """Everything once, of odd numbers twice: every pair of neighbours, and every way at every place."""
+    rows = moe_calls.williams(ways)
+    often = 1 + ways % 2
+    pairs = Counter(pair for row in rows for pair in pairwise(row))
+    assert pairs == dict.fromkeys(permutations(range(ways), 2), often)
+    places = Counter(place for row in rows for place in enumerate(row))
+    assert places == dict.fromkeys(product(range(ways), range(ways)), often)
+
+
+@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "abcd", "abcde", "abcdef", "abcdefg", "abcdefgh"])
+def test_ways_are_timed_behind_others_alike(names: str) -> None:
+    """Each once a turn, and never behind the same way twice where there are enough others."""
+    order = moe_calls.order_of(list(names))
     turns = [order[at : at + len(names)] for at in range(0, len(order), max(1, len(names)))]
     assert len(turns) == (moe_calls.ROUNDS if names else 0)
-    assert all(sorted(turn) == names for turn in turns)
-    for name in names if len(names) > 1 else ():
-        assert sum(turn[0] == name for turn in turns) <= moe_calls.ROUNDS / 2
-        assert sum(turn[-1] == name for turn in turns) <= moe_calls.ROUNDS / 2
+    assert all("".join(sorted(turn)) == names for turn in turns)
+    inside = Counter(pair for turn in turns for pair in pairwise(turn))
+    assert max(inside.values(), default=0) <= (1 if len(names) >= moe_calls.ROUNDS else 2)
+    if len(names) > moe_calls.ROUNDS:
+        pairs = Counter(pairwise(order))
+        assert set(pairs.values()) == {1}
+        assert all(before != after for before, after in pairs)
+    for place, name in product(range(len(names)), names if len(names) > 1 else ""):
+        assert sum(turn[place] == name for turn in turns) <= moe_calls.ROUNDS / 2
