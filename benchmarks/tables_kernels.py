@@ -153,6 +153,7 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "sanitizer-weights": ("cuda-sanitizer-weights", sanitizer),
     "sanitizer-tile": ("cuda-sanitizer-tile", sanitizer),
     "sanitizer-packed": ("cuda-sanitizer-packed", sanitizer),
+    "sanitizer-packed-imma": ("cuda-sanitizer-packed-imma", sanitizer),
     "sanitizer-scales": ("cuda-sanitizer-scales", sanitizer),
     "sanitizer-grouped-wgmma": ("cuda-sanitizer-grouped-wgmma", sanitizer),
     "amd": ("kernels-check-amd", amd),

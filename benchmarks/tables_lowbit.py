@@ -26,6 +26,7 @@ RESULTS: Mapping[str, str] = {
     "lowbit-blocks": "8-bit floats with scales of blocks, the portfolio told to searches",
     "lowbit-tensor": "8-bit floats with one scale an operand, the portfolio told to searches",
     "lowbit-h200-prepacked": "An H200: 16-bit activations, weights packed beforehand, about a second of measuring",
+    "lowbit-h200-few": "An H200: 4-bit weights packed beforehand, 1 and 2 rows, two seconds of measuring, `packed-imma` among the families",
     "lowbit-h200-many": "An H200: 16-bit activations, 128 and 4096 rows, a second of measuring with the default's calls in it",
     "lowbit-h200-w8a16-m128": "An H200: 8-bit weights, 128 rows, four seconds of measuring with the default's calls in it",
     "lowbit-h200-bytes": "An H200: 8-bit activations, scales of rows and columns, about a second of measuring",
