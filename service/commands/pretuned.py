@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -242,16 +243,17 @@ def _write(
 ) -> int:
     """Writes the table; returns how many rows it has. Raises ExportRefused for a table without a row."""
     pieces = tables.write_table(name, device, rows, note, models)
-    header, first = next(pieces), next(pieces, None)
-    if first is None:
-        raise ExportRefused(f"nothing was measured on {device} under this policy: there is no row to write")
-    count = 1
+    count = 0
 
     def whole() -> Iterator[bytes]:
         nonlocal count
+        header, first = next(pieces), next(pieces, None)
+        if first is None:
+            raise ExportRefused(
+                f"nothing was measured on {device} under this policy: there is no row to write"
+            )
         yield header.encode()
-        yield first.encode()
-        for piece in pieces:
+        for piece in chain((first,), pieces):
             count += 1
             yield piece.encode()
 
