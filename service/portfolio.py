@@ -110,8 +110,8 @@ def _no_members(portfolio: Portfolio, environment: Environment) -> str:
     there = sorted({group.target for group in portfolio.groups if group.vendor == vendor})
     has = f"its {vendor} members are for {', '.join(there)}" if there else f"it has none for {vendor} devices"
     return (
-        f"the portfolio has no members for {target_of(environment)}; {has}, and what is fast on one target is "
-        "not on another. Tune problems on such a device, make a portfolio of what was measured (gemmtune "
+        f"the portfolio has no members for {target_of(environment)}; {has}, and what is fast on one target "
+        "is not on another. Tune problems on such a device, make a portfolio of what was measured (gemmtune "
         "portfolio build --output FILE), and give it with --file FILE, or to workers with "
         "GEMMTUNE_PORTFOLIO=FILE"
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.environment import DeviceClass
 from backends.errors import ReadError
 from db.classes import classes
@@ -170,7 +171,9 @@ def _kept(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(one: dict[str, Any]) -> None:
-    words = f"{one['stored']} rows installed, {one['known']} known already, {one['skipped']} left out"
+    words = (
+        f"{counted(one['stored'], 'row')} installed, {one['known']} known already, {one['skipped']} left out"
+    )
     out.print(f"{one['name']} ({one['device_class']}): {'; '.join([words, *one['reasons']])}", markup=False)
     for row in one["rejected"]:
         err.print(f"line {row['line']}: {row['reason']}", style="yellow", markup=False)
@@ -207,7 +210,8 @@ def export(
             found = class_of(selector, rows)
             every = ThereRows(remote).every(found, _policy(found, policy))
             count = _write(output, name, note, found, every, models)
-    tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
+    size = output.stat().st_size / count
+    tell(f"{counted(count, 'row')} of {found} written to {output}, {size:.0f} bytes a row")
 
 
 @pretuned.command()
@@ -227,7 +231,8 @@ def models(
     lines = tables.rewrite_table(found, layers)
     write_file(output, (line.encode() for line in lines))
     known = sum(bool(layers.of(row.problem)) for row in found.rows)
-    tell(f"{known} of {len(found.rows)} rows are layers of the models; written to {output}")
+    every = counted(len(found.rows), "row is a layer", "rows are layers")
+    tell(f"{known} of {every} of the models; written to {output}")
 
 
 def _models(configs: list[Path] | None, devices: list[int] | None, dtype: str | None) -> ModelLayers:

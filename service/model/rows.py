@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 from sqlalchemy import Engine
 
+from backends.counted import counted
 from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem
 from service import exports
@@ -93,7 +94,7 @@ class ThereRows:
                 raise ServiceError(text) from None
         if not whole:
             raise ServiceError(
-                f"the export of {self.remote.server} was cut short: {came} {'row' if came == 1 else 'rows'} "
+                f"the export of {self.remote.server} was cut short: {counted(came, 'row')} "
                 "came, and not the report, which is its last line; try again"
             )
 

@@ -243,7 +243,7 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     cut.write_text(mine.read_text()[:-20])
     code, out, err = home.run("bundle", "--pretuned", str(cut), "-o", output)
     assert code == 0, err
-    assert "1 rows of" in out
+    assert "1 row of" in out
     assert "line 3: no JSON" in err
     assert f"1 line of {cut} rejected" in "".join(err.split("\n"))
     refused = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backends.counted import counted
 from service.formats.core.base import Rejected, rejected
 
 #: The name in a header that says how many rows follow it.
@@ -57,13 +58,13 @@ class Completeness:
         begun, self._header = self._header, 0
         if not begun:
             return
-        came = f"{self._rows} {'row' if self._rows == 1 else 'rows'} came"
+        came = f"{counted(self._rows, 'row')} came"
         if self._expected is not None and self._rows < self._expected:
             missing = self._expected - self._rows
             yield rejected(
                 self._line,
-                f"the export that begins on line {begun} says that it has {self._expected} rows, and {came}: "
-                f"{missing} {'is' if missing == 1 else 'are'} missing; {_AGAIN}",
+                f"the export that begins on line {begun} says that it has {counted(self._expected, 'row')}, "
+                f"and {came}: {counted(missing, 'is', 'are')} missing; {_AGAIN}",
             )
         elif self._has_report:
             yield rejected(
