@@ -172,6 +172,22 @@ def test_shipped_tables_are_installed_once(engine: Engine, tmp_path: Path) -> No
     assert pretuned.install_shipped(engine, tmp_path / "none") == []
 
 
+def test_a_table_of_before_is_not_installed_again_for_the_number_of_its_rows(
+    engine: Engine, tmp_path: Path
+) -> None:
+    rows = pretuned.read_table(CPU).rows
+    now = "".join(pretuned.write_table("mine", rows[0].environment.device_class, rows))
+    before = now.replace(f'"row_count":{len(rows)},', "")
+    assert before != now
+    path = tmp_path / "mine.jsonl"
+    path.write_text(before)
+    assert pretuned.install_shipped(engine, tmp_path) == ["mine"]
+    path.write_text(now)
+    assert pretuned.install_shipped(engine, tmp_path) == []
+    path.write_text(now.replace('"row_count"', '"note":"another edition","row_count"'))
+    assert pretuned.install_shipped(engine, tmp_path) == ["mine"]
+
+
 def test_every_shipped_row_is_known_elsewhere(engine: Engine) -> None:
     assert pretuned.install_shipped(engine) == [path.stem for path in pretuned.shipped_files()]
     rows = [row for found in pretuned.shipped() for row in found.rows]
