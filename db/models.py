@@ -99,10 +99,14 @@ class Provenance(SQLModel, table=True):
     """Where imported rows came from. kind: node (gemmtune's own measurements on a bare node), pretuned
     (claims of a pre-tuned table), imported (claims of another tool, or of another gemmtune) or judged
     (sessions of a user's kernel, which never decide what is best). Importing the same content again changes
-    nothing."""
+    nothing. The number of a removed file is not given again: clients remove files by it, and tags of what
+    shows counts rest on the highest one."""
 
     __tablename__ = "provenance"
-    __table_args__ = (UniqueConstraint("kind", "format", "sha256", "device_class_id"),)
+    __table_args__ = (
+        UniqueConstraint("kind", "format", "sha256", "device_class_id"),
+        {"sqlite_autoincrement": True},
+    )
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     kind: str

@@ -100,7 +100,7 @@ class TableHistory:
         return _results(connection, numbers)
 
     def _read(self, connection: Connection) -> None:
-        # Numbers alone do not tell tables apart: SQLite gives those of deleted rows again.
+        # Numbers alone do not tell tables apart: a database that a backup took the place of gives them again.
         tables = select(_provenance.c.number, _provenance.c.sha256).where(_provenance.c.kind == "pretuned")
         count = select(func.count()).select_from(_claim).where(_OF_TABLES)
         state = connection.execute(count).scalar(), {tuple(one) for one in connection.execute(tables)}

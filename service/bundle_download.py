@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from backends.counted import counted
 from backends.environment import DeviceClass, selects
 from backends.errors import StorageError
 from backends.packages.bundle_file import BundleError, BundleFile
@@ -125,7 +126,7 @@ def fetch(
             part.replace(output)
         elif not problem_ids.intersection(whole.problem_ids):
             raise BundleError(
-                f"none of the {len(problem_ids)} problems has a row in the bundle of "
+                f"none of the {counted(len(problem_ids), 'problem')} has a row in the bundle of "
                 f"{whole.manifest['device']['class']}"
             )
         else:

@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.canonical import slug
+from backends.counted import counted
 from backends.environment import DeviceClass
 from backends.errors import (
     CompileError,
@@ -246,7 +247,7 @@ def _why(error: GemmtuneError) -> str:
 
 def _reason(engine: Engine, chosen: Selection, report: ExportReport) -> str:
     if chosen.problem_ids is not None and not report.omitted:
-        return f"none of the {len(chosen.problem_ids)} problems was measured on {chosen.device}"
+        return f"none of the {counted(len(chosen.problem_ids), 'problem')} was measured on {chosen.device}"
     return exports.nothing_reason(engine, chosen.export(), report)
 
 

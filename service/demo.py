@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
+from backends.counted import counted
 from backends.errors import DeviceError, InvalidProblem
 from backends.wire import problem_from_wire, problem_to_wire
 from service import follow, report
@@ -80,7 +81,10 @@ def demo(
     with running(folder, device) as address, Remote(address) as remote:
         say(f"the service listens at {address}; its database: {folder / 'gemmtune.sqlite'}")
         answer = remote.upload("/v1/imports/auto", file, source=file.name)
-        say(f"imported {file}: {len(answer['problems'])} problems, {len(answer['rejected'])} lines rejected")
+        say(
+            f"imported {file}: {counted(len(answer['problems']), 'problem')}, "
+            f"{counted(len(answer['rejected']), 'line')} rejected"
+        )
         items = [(problem_from_wire(_wire(row)), row["count"]) for row in answer["problems"]]
         kept = [item for item in items if item[0].flops <= max_gflop * 1e9]
         if not kept:

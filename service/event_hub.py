@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from backends.counted import counted
 from backends.errors import GemmtuneError
 from db import queries
 from db.tunings import ACTIVE
@@ -71,7 +72,8 @@ class EventHub:
         """Takes the place of a stream. Raises Refused (503) if none is free."""
         with self._lock:  # requests are checked in threads, many at once
             if self._taken >= self._most:
-                raise errors.busy(f"{self._most} streams of events are open (GEMMTUNE_MAX_EVENT_STREAMS)")
+                open_ = counted(self._most, "stream of events is", "streams of events are")
+                raise errors.busy(f"{open_} open (GEMMTUNE_MAX_EVENT_STREAMS)")
             self._taken += 1
 
     def give_place(self) -> None:

@@ -17,6 +17,7 @@ import orjson
 from sqlalchemy import Connection, Engine
 
 from backends.canonical import slug
+from backends.counted import counted
 from backends.environment import DeviceClass, Environment
 from backends.solution import Solution
 from db import exported, queries
@@ -144,10 +145,11 @@ def nothing_reason(engine: Engine, chosen: Selection, report: ExportReport) -> s
     """Why a file would hold no row."""
     if report.omitted:
         reason, count = max(report.omitted.items(), key=lambda item: item[1])
-        return f"none of {sum(report.omitted.values())} rows can be written; {count} of them: {reason}"
+        every = counted(sum(report.omitted.values()), "row")
+        return f"none of {every} can be written; {count} of them: {reason}"
     with reading(engine) as connection:
         others = queries.best_policies(connection, str(chosen.device))
-    listed = ", ".join(f"{policy_id} ({count} rows)" for policy_id, count in others)
+    listed = ", ".join(f"{policy_id} ({counted(count, 'row')})" for policy_id, count in others)
     return f"nothing was measured on {chosen.device} under {chosen.policy_id}" + (
         f"; measured under: {listed} (policy=...)" if listed else ""
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from backends.counted import counted
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire, problem_to_wire
 from service.progress import Remaining
@@ -25,7 +26,7 @@ def follow(remote: Remote, created: Mapping[str, Any], say: Callable[[str], None
     names = {job["id"]: job for job in _jobs(remote, created["id"])}
     done, remaining = created.get("known", 0), Remaining()
     if done:
-        say(f"{done} of {created['total']} problems are known already")
+        say(f"{done} of {counted(created['total'], 'problem is', 'problems are')} known already")
     for event in remote.events(created["id"]):
         content = event["content"]
         if event["kind"] == "finished":

@@ -98,9 +98,23 @@ def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[
         groups = groups_for(portfolio, environment)
         made = plan(groups, backend(environment.vendor), environment)
         if not groups:
-            made[1].append(f"the portfolio has no members for {target_of(environment)}")
+            made[1].append(_no_members(portfolio, environment))
         plans.append(made)
     return [item for items, _ in plans for item in items], list(chain(*(notes for _, notes in plans)))
+
+
+def _no_members(portfolio: Portfolio, environment: Environment) -> str:
+    # A CPU could run the members of a lower level, which are legal on it. Their register tiles are those of
+    # narrower vectors, and its own families' first candidates are faster.
+    vendor = environment.vendor
+    there = sorted({group.target for group in portfolio.groups if group.vendor == vendor})
+    has = f"its {vendor} members are for {', '.join(there)}" if there else f"it has none for {vendor} devices"
+    return (
+        f"the portfolio has no members for {target_of(environment)}; {has}, and what is fast on one target "
+        "is not on another. Tune problems on such a device, make a portfolio of what was measured (gemmtune "
+        "portfolio build --output FILE), and give it with --file FILE, or to workers with "
+        "GEMMTUNE_PORTFOLIO=FILE"
+    )
 
 
 class Warming:

@@ -3,14 +3,15 @@
 A table is an export as JSON lines whose header has more names:
 
     {"gemmtune":"export","version":1,"device":"cuda:sm_90:NVIDIA-H200:132","pretuned":"llama-3-8b-h200",
-     "commit":"710f03c...","release":"0.1.0","made_at":"2026-11-25T03:10:00+00:00",
+     "row_count":68,"commit":"710f03c...","release":"0.1.0","made_at":"2026-11-25T03:10:00+00:00",
      "note":"2 s a problem, every family"}
 
-`note` is optional: what was searched, and for how long. Each row has the problem, the winner and the best
-candidate of each export target with their verdicts, the environment (without the card's UUID), the policy,
-the session and its time: a bundle is built from it without a database (build_bundle). `models` has the
-layers that a row is, of the models that the table is for, and `count` their calls in a forward pass of each
-(pretuned_models.py). Installing a table
+`row_count` is the number of rows: a reader reports a file that lost some. Tables of earlier versions have
+none. `note` is optional: what was searched, and for how long. Each row has the problem, the winner and the
+best candidate of each export target with their verdicts, the environment (without the card's UUID), the
+policy, the session and its time: a bundle is built from it without a database (build_bundle). `models` has
+the layers that a row is, of the models that the table is for, and `count` their calls in a forward pass of
+each (pretuned_models.py). Installing a table
 stores its rows as claims of provenance "pretuned": they are served only where asked for, never as
 measurements, and a tuning of their problem on that device class tries them early.
 
@@ -22,12 +23,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import orjson
@@ -46,6 +49,7 @@ from service.bundles import Built, Selection, Workshop, build_from, target_of
 from service.formats import read_file
 from service.formats.core.export import MEASURED, ExportReport, ExportRow
 from service.formats.core.row_text import RowTexts, dumps, unwritten
+from service.formats.gemmtune.completeness import ROW_COUNT
 from service.imports import PRETUNED, ImportAnswer, import_file
 from service.pretuned_models import ModelLayers
 from service.products import products_of
@@ -57,6 +61,8 @@ FOLDER = Path(db.__file__).parent / "pretuned"
 SUFFIX = ".jsonl"
 _FORMAT = "jsonl"
 _LONGEST_NOTE = 1000
+#: Characters of a table's rows that are held in memory while it is written.
+_HELD = 2**24
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,11 @@ def read_table(path: Path) -> PretunedTable:
     read = read_file(path, _FORMAT)
     name, device = read.header.get(PRETUNED), read.header.get("device", "")
     rows = [item.claim.row for item in read.claims if item.claim.row is not None]
+    rejected = [f"line {item.line}: {item.reason}" for item in read.rejected]
     if not name or not rows:
         raise ReadError(
             f"{path} is no pre-tuned table, which `gemmtune pretuned export` writes; other files are read by "
-            "`gemmtune import`"
+            "`gemmtune import`" + "".join(f"; {reason}" for reason in rejected[:1])
         )
     try:
         found = DeviceClass.parse(device)
@@ -136,7 +143,6 @@ def read_table(path: Path) -> PretunedTable:
     strange = sorted({str(row.environment.device_class) for row in rows} - {str(found)})
     if strange:
         raise ReadError(f"{path} is of {found}, but has rows of {', '.join(strange)}")
-    rejected = [f"line {item.line}: {item.reason}" for item in read.rejected]
     return PretunedTable(name, path, found, read.header, rows, rejected)
 
 
@@ -197,14 +203,22 @@ def install_shipped(engine: Engine, folder: Path = FOLDER) -> list[str]:
     )
     with reading(engine) as connection:
         there: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
-    found = []
+    names = []
     for path in paths:
         data = path.read_bytes()
-        if there.get(hashlib.sha256(data).hexdigest(), 0) < data.count(b"\n") - 1:
+        if max(there.get(sha256, 0) for sha256 in _hashes(data)) < data.count(b"\n") - 1:
             answer = install(engine, path)
-            found.append(answer.provenance["source"])
-            _log.info("installed the pre-tuned table %s: %d rows", found[-1], answer.claims.stored)
-    return found
+            names.append(answer.provenance["source"])
+            _log.info("installed the pre-tuned table %s: %d rows", names[-1], answer.claims.stored)
+    return names
+
+
+def _hashes(data: bytes) -> tuple[str, str]:
+    """The hash of a table, and that of the same table as earlier versions shipped it, without the number of
+    its rows: a database that has that one has these rows."""
+    header, end, rows = data.partition(b"\n")
+    before = re.sub(b',"%s":[0-9]+' % ROW_COUNT.encode(), b"", header) + end + rows
+    return hashlib.sha256(data).hexdigest(), hashlib.sha256(before).hexdigest()
 
 
 def installed(connection: Connection) -> list[dict[str, Any]]:
@@ -282,22 +296,31 @@ def write_table(
 def _pieces(
     name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str, models: ModelLayers
 ) -> Iterator[str]:
-    header = {
+    texts, count = RowTexts(), 0
+    # The header has the number of rows, so they are made first; many are not held in memory.
+    with SpooledTemporaryFile(_HELD, "w+", encoding="utf-8", newline="\n") as held:
+        for row in rows:
+            if row.provenance == MEASURED and unwritten(row, None) is None:
+                anywhere = replace(row.environment, uuid="")
+                held.write(texts.text(models.told(replace(row, keys=(), environment=anywhere))) + "\n")
+                count += 1
+        yield dumps(_header(name, device, count, note)) + "\n"
+        held.seek(0)
+        yield from held
+
+
+def _header(name: str, device: DeviceClass, count: int, note: str) -> dict[str, Any]:
+    return {
         "gemmtune": "export",
         "version": 1,
         "device": str(device),
         PRETUNED: name,
+        ROW_COUNT: count,
         "commit": commit(),
         "release": version("gemmtune"),
         "made_at": now(),
         **({"note": note} if note else {}),
     }
-    yield dumps(header) + "\n"
-    texts = RowTexts()
-    for row in rows:
-        if row.provenance == MEASURED and unwritten(row, None) is None:
-            anywhere = replace(row.environment, uuid="")
-            yield texts.text(models.told(replace(row, keys=(), environment=anywhere))) + "\n"
 
 
 def rewrite_table(found: PretunedTable, models: ModelLayers) -> list[str]:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from rich.table import Table
 from rich.text import Text
 
+from backends.counted import counted
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
@@ -42,7 +43,9 @@ def problem_text(problem: GemmProblem) -> str:
         words.insert(1, f"batch {problem.batch}")
     if problem.groups:
         routing = wire["routing"]
-        words.append(f"{problem.groups} groups {routing if isinstance(routing, str) else 'of given rows'}")
+        words.append(
+            f"{counted(problem.groups, 'group')} {routing if isinstance(routing, str) else 'of given rows'}"
+        )
     words += [f"{name[-1]}:{wire[name]}" for name in ("dtype_b", "dtype_c", "dtype_d") if name in wire]
     if "scaling" in wire:
         words.append("+".join(value for value in wire["scaling"].values() if value != "none"))

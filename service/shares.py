@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from backends.counted import counted
 from db import shares
 from service import errors
 from service.guard import key_of
@@ -33,13 +34,15 @@ class Share:
         queued, urgent = shares.unfinished(connection, self.key_id, DEFAULT_PRIORITY)
         if queued + count > self.queued:
             raise errors.too_many(
-                f"the key has {queued} jobs in the queue and may have {self.queued}, not {count} more",
+                f"the key has {counted(queued, 'job')} in the queue and may have {self.queued}, "
+                f"not {count} more",
                 _AGAIN_SECONDS,
             )
         if priority < DEFAULT_PRIORITY and urgent + count > self.urgent:
             raise errors.too_many(
-                f"the key has {urgent} jobs of a priority before {DEFAULT_PRIORITY} in the queue and may "
-                f"have {self.urgent}, not {count} more; give them priority {DEFAULT_PRIORITY} or later",
+                f"the key has {counted(urgent, 'job')} of a priority before {DEFAULT_PRIORITY} in the queue "
+                f"and may have {self.urgent}, not {count} more; give them priority {DEFAULT_PRIORITY} or "
+                "later",
                 _AGAIN_SECONDS,
             )
 

@@ -27,6 +27,7 @@ from pebble import ProcessExpired, ProcessPool
 from sqlalchemy import Engine
 from starlette.requests import ClientDisconnect
 
+from backends.counted import counted
 from backends.errors import GemmtuneError
 from backends.problem import GemmProblem
 from db.engine import open_engine
@@ -123,7 +124,9 @@ class Uploads:
     async def place(self) -> AsyncIterator[None]:
         """A place for an upload. Raises Refused (503) if all are taken."""
         if self._present >= self._most:
-            raise errors.busy(f"{self._most} files are being imported (GEMMTUNE_MAX_UPLOADS)")
+            raise errors.busy(
+                f"{counted(self._most, 'file is', 'files are')} being imported (GEMMTUNE_MAX_UPLOADS)"
+            )
         self._present += 1
         try:
             yield

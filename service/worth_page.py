@@ -7,6 +7,7 @@ from html import escape
 from importlib.metadata import version
 from typing import Any
 
+from backends.counted import counted
 from backends.wire import problem_from_wire
 from service.report import problem_text, time_text
 from service.svg import SERIES, Axis, Chart, bars, decades
@@ -91,7 +92,9 @@ def _figures(report: Values) -> Iterator[str]:
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
     yield "</dl>"
     if problems["uncounted"]:
-        yield f"<p>{problems['uncounted']} problems have no count of calls and count as called once.</p>"
+        several = "problems have no count of calls and count"
+        said = counted(problems["uncounted"], "problem has no count of calls and counts", several)
+        yield f"<p>{said} as called once.</p>"
 
 
 def _distribution(report: Values) -> Iterator[str]:
@@ -215,8 +218,8 @@ def _stale(report: Values) -> Iterator[str]:
         return
     yield "<h2>Stale</h2>"
     yield (
-        f"<p>{count} verdicts were measured with what is no longer there; they save "
-        f"{_time(stale['saved_seconds'])} of the above.</p>"
+        f"<p>{counted(count, 'verdict was', 'verdicts were')} measured with what is no longer there; "
+        f"this saves {_time(stale['saved_seconds'])} of the above.</p>"
     )
     yield _table(
         ("what has changed", "problems"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
+from backends.counted import counted
 from backends.wire import problem_from_wire
 from service.report import problem_text, time_text
 
@@ -45,9 +46,13 @@ def _heading(report: Values) -> Iterator[str]:
     only = [f"{name} {report[name]}" for name in ("list", "family", "dtype") if report[name] is not None]
     yield from _wrapped(f"only {', '.join(only)}") if only else ()
     judged = ", ".join(f"{problems[name]} {name.upper()}" for name in ("win", "tie", "loss"))
-    yield from _wrapped(f"{problems['tuned']} problems tuned ({judged}), {problems['untuned']} not tuned")
+    yield from _wrapped(
+        f"{counted(problems['tuned'], 'problem')} tuned ({judged}), {problems['untuned']} not tuned"
+    )
     if problems["uncounted"]:
-        yield from _wrapped(f"{problems['uncounted']} have no count of calls and count as called once")
+        several = "have no count of calls and count"
+        said = counted(problems["uncounted"], "has no count of calls and counts", several)
+        yield from _wrapped(f"{said} as called once")
     if not problems["tuned"]:
         return
     yield from _wrapped(
@@ -98,7 +103,8 @@ def _stale(report: Values) -> Iterator[str]:
     if not count:
         return
     yield ""
-    yield from _wrapped(f"stale: {count} rows, which save {_time(stale['saved_seconds'])} of the above")
+    saves = counted(count, "row, which saves", "rows, which save")
+    yield from _wrapped(f"stale: {saves} {_time(stale['saved_seconds'])} of the above")
     for one in stale["reasons"]:
         yield from _wrapped(f"{one['problems']:>6}  {one['reason']}", "  ", " " * 10)
 

@@ -13,6 +13,8 @@ from math import erfc, log, sqrt
 from statistics import median
 from typing import Any
 
+from backends.counted import counted
+
 #: A device differs if the median ratio to the others is off by more than this, and the rank test says so,
 #: over at least so many shapes; of a device's shapes the most recent ones count.
 MARGIN, SIGNIFICANCE, LEAST_SHAPES, RECENT_SHAPES = 0.02, 0.05, 3, 8
@@ -41,7 +43,7 @@ class Agreement:
     def reason(self) -> str:
         """In words."""
         if self.ratio is None or self.p_value is None:
-            return f"the default was timed on {self.shapes} shapes that another device has, too"
+            return f"the default was timed on {counted(self.shapes, 'shape')} that another device has, too"
         way = "slower" if self.ratio >= 1 else "faster"
         off = abs(self.ratio - 1)
         return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
+from backends.counted import counted
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.budget import Counts, StopReason
@@ -142,7 +143,8 @@ class Screening:
         if isinstance(self._strategy, NotedStrategy):
             self.notes += self._strategy.notes
         if self._waiting and not self._stopped():
-            self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
+            waiting = counted(len(self._waiting), "candidate was", "candidates were")
+            self.notes.append(f"{waiting} asked for and not compiled in time")
 
     def _search_seconds(self) -> float:
         """The search's share of the budget. Under a bounded one slow baselines reduce it, by half at most."""
@@ -273,7 +275,8 @@ class Screening:
             yield from self._batch([solution], limit)
         if waiting:
             left_over = "" if tried == len(waiting) else "; the others' share of the time was used"
-            self.notes.append(f"{tried} of {len(waiting)} imported solutions were tried{left_over}")
+            every = counted(len(waiting), "imported solution was", "imported solutions were")
+            self.notes.append(f"{tried} of {every} tried{left_over}")
 
     def _batch(self, batch: Sequence[Solution], limit: float | None = None) -> Iterator[Outcome]:
         """Screens a batch until `limit` seconds have been measured. With None, for baselines, there is no

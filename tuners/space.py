@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from backends.counted import counted
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem
@@ -94,11 +95,13 @@ def search_space(
     kept = [solution for solution in turns if limit is None or solution.workspace_bytes <= limit]
     if len(kept) < len(turns):
         notes.append(
-            f"{len(turns) - len(kept)} candidates left out: they take over {limit} bytes of workspace"
+            f"{counted(len(turns) - len(kept), 'candidate')} left out: more than {limit} bytes of workspace"
         )
     candidates = [solution for solution in kept if not policy.deterministic_only or solution.deterministic]
     if len(candidates) < len(kept):
-        notes.append(f"{len(kept) - len(candidates)} candidates left out: not known to be deterministic")
+        notes.append(
+            f"{counted(len(kept) - len(candidates), 'candidate')} left out: not known to be deterministic"
+        )
     absent: tuple[AbsentBaseline, ...] = ()
     if isinstance(backend, ExplainsBaselines):
         absent = tuple(backend.absent_baselines(problem, environment))

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from backends.cache import BinaryCache
+from backends.counted import counted
 from backends.environment import resolve
 from backends.errors import InvalidProblem
 from backends.packages.bundle_file import BundleFile
@@ -225,13 +226,15 @@ def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
 def _show(done: _Done, output: Path) -> None:
     rows, manifest = len(done.rows), done.bundle.manifest
     out.print(
-        f"{output}: {rows} rows of {manifest['device']['class']}, geometric mean {done.gain:.3f}x, "
-        f"{len(manifest['binaries'])} binaries, {output.stat().st_size} bytes",
+        f"{output}: {counted(rows, 'row')} of {manifest['device']['class']}, "
+        f"geometric mean {done.gain:.3f}x, "
+        f"{counted(len(manifest['binaries']), 'binary', 'binaries')}, {output.stat().st_size} bytes",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     out.print(f"digest {done.bundle.digest}", markup=False, highlight=False, soft_wrap=True)
     if done.asked is not None:
-        tell(f"{rows} of the {len(done.asked)} problems asked for have a row")
+        have = "has" if rows == 1 else "have"
+        tell(f"{rows} of the {counted(len(done.asked), 'problem')} asked for {have} a row")
     if done.report is None:
         return
     for reason, omitted in done.report["omitted"].items():

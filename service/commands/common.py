@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from backends.counted import counted
 from backends.errors import InvalidProblem, ReadError, StorageError
 from backends.wire import problem_to_wire
 from service.formats import FORMATS, READERS, ReadOptions, read_file
@@ -108,7 +109,7 @@ def compile_progress(first: str, *, silent: bool = False) -> Iterator[Callable[[
         yield lambda done, total: None
         return
     with err.status(first) as status:
-        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
+        yield lambda done, total: status.update(f"{done} of {counted(total, 'row')} compiled")
 
 
 @cache
@@ -175,7 +176,7 @@ def tell_rejected(count: int, source: object) -> None:
     """Says on standard error how many lines of the input were rejected."""
     if count:
         named = "standard input" if str(source) == "-" else source
-        tell(f"{count} {'line' if count == 1 else 'lines'} of {named} rejected", "yellow")
+        tell(f"{counted(count, 'line')} of {named} rejected", "yellow")
 
 
 def token_counts(text: str | None) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from sqlalchemy import Engine
 
+from backends.counted import counted
 from backends.environment import DeviceClass
 from backends.errors import UnknownDevice
 from backends.wire import problem_from_wire
@@ -330,7 +331,10 @@ def _workable(known: Classes, selector: str) -> DeviceClass:
 def _show_import(answer: dict[str, Any]) -> None:
     for row in answer["rejected"][:_SHOWN]:
         tell(f"line {row['line']}: {row['reason']}", "yellow")
-    out.print(f"{len(answer['problems'])} problems from a file of format {answer['format']}", markup=False)
+    out.print(
+        f"{counted(len(answer['problems']), 'problem')} from a file of format {answer['format']}",
+        markup=False,
+    )
     for what in ("claims", "sessions"):
         kept = answer[what]
         if any(kept[name] for name in ("stored", "known", "skipped")):
@@ -339,7 +343,9 @@ def _show_import(answer: dict[str, Any]) -> None:
             )
             out.print("; ".join([words, *kept["reasons"]]), markup=False)
     if (answer.get("tuning") or {}).get("id"):
-        out.print(f"tuning {answer['tuning']['id']}: {answer['tuning']['total']} problems", markup=False)
+        out.print(
+            f"tuning {answer['tuning']['id']}: {counted(answer['tuning']['total'], 'problem')}", markup=False
+        )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from backends.counted import counted
 from db import schema
 from db.best import rebuild_best
 from db.engine import shown_url, writing
@@ -43,7 +44,7 @@ def db_rebuild() -> None:
             count = rebuild_best(connection, derive_targets)
         change.detail = f"rows={count}"
     engine.dispose()
-    out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
+    out.print(f"{counted(count, 'best row')} at schema {schema.head()}", markup=False, highlight=False)
 
 
 @database.command(name="backup")
@@ -76,7 +77,9 @@ def db_copy(
     for name, count in done.rows.items():
         if count:
             out.print(f"{count:>10} {name}", markup=False, highlight=False)
-    text = f"{sum(done.rows.values())} rows copied in {done.seconds:.1f} s at schema {schema.head()}"
+    text = (
+        f"{counted(sum(done.rows.values()), 'row')} copied in {done.seconds:.1f} s at schema {schema.head()}"
+    )
     out.print(text, markup=False, highlight=False)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.errors import InvalidProblem
 from db.classes import classes
 from db.engine import reading
@@ -179,11 +180,12 @@ def installed_torch(
 
 def _written(report: dict[str, Any]) -> str:
     """How many rows were written, and what they are worth."""
-    text, gain = f"{report['written']} rows written", report["gain"]
+    text, gain = f"{counted(report['written'], 'row')} written", report["gain"]
     if gain is None:
         return text
     return (
-        f"{text}, geometric mean {gain['geometric_mean']:.3f}x; over all {gain['problems']} problems "
+        f"{text}, geometric mean {gain['geometric_mean']:.3f}x; "
+        f"over all {counted(gain['problems'], 'problem')} "
         f"{gain['all_problems']:.3f}x, {gain['with_bundle']:.3f}x with a bundle"
     )
 

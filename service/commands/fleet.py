@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from sqlalchemy import Connection, Engine
 
+from backends.counted import counted
 from backends.errors import InvalidProblem
 from backends.wire import problem_from_wire
 from db import fleet, queries
@@ -168,7 +169,8 @@ def retry(
     else:
         for row in refused:
             tell(row["reason"], "yellow")
-        tell(f"{len(retried)} of {len(retried) + len(refused)} failed jobs are queued again")
+        every = counted(len(retried) + len(refused), "failed job is", "failed jobs are")
+        tell(f"{len(retried)} of {every} queued again")
     if refused:
         raise typer.Exit(PARTLY)
 

@@ -6,11 +6,27 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.errors import InvalidProblem
 from backends.grouping import NAMED, given_counts
+
+
+def _some(groups: int | None) -> int | None:
+    """The wire form's 0 means that a product is not grouped, which nobody asks for by an option."""
+    if groups is not None and groups < 1:
+        raise InvalidProblem(
+            f"--groups {groups}: a grouped product has 1 weight matrix or more, such as --groups 8; leave it "
+            "out for a product that is not grouped",
+            "groups",
+        )
+    return groups
+
 
 Groups = Annotated[
     int | None,
-    typer.Option(help="A grouped product: B is so many weight matrices (F.linear's w), A's rows are sorted."),
+    typer.Option(
+        callback=_some,
+        help="A grouped product: B is so many weight matrices (F.linear's w), A's rows are sorted.",
+    ),
 ]
 Routing = Annotated[
     str | None,

@@ -15,6 +15,7 @@ from rich.table import Table
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
+from backends.counted import counted
 from backends.errors import InvalidProblem, StorageError
 from backends.kernel_checks.check import LIMIT, Checked, Summary, check, known_archs, plan, summaries
 from backends.packages.kept import keep as kept_in
@@ -90,7 +91,7 @@ def check_kernels(
     else:
         _show(found, notes, verbose)
         if kept is not None:
-            _print(f"{keep}: {len(kept)} kernels")
+            _print(f"{keep}: {counted(len(kept), 'kernel')}")
     if any(one.resources is None for one in found):
         raise typer.Exit(FAILED)
 
@@ -139,8 +140,9 @@ def precompile_kernels(
         counts = {"members": len(items), "cached": cached, "compiled": len(found) - cached - len(failed)}
         print_json({**counts, "failed": dict(failed), "notes": [*chosen.notes, *notes]})
     else:
-        _print(f"{len(items)} kernels: {cached} were compiled already, {len(found) - cached - len(failed)} "
-               f"are compiled now, {len(failed)} failed")  # fmt: skip
+        fresh = counted(len(found) - cached - len(failed), "is", "are")
+        _print(f"{counted(len(items), 'kernel')}: {counted(cached, 'was', 'were')} compiled already, {fresh} "
+               f"compiled now, {len(failed)} failed")  # fmt: skip
         for note in (*chosen.notes, *notes):
             _print(f"note: {note}", "yellow")
         for name, error in failed:

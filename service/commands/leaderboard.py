@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.environment import DeviceClass
 from backends.errors import InvalidProblem
 from backends.wire import problem_from_wire
@@ -235,7 +236,7 @@ def _show(answer: dict[str, Any]) -> None:
     listed = len(answer["items"])
     first = f"; the first {listed} are listed" if listed < problems["all"] else ""
     out.print(
-        f"{problems['all']} problems on {answer['device_class']}: {judged}, geometric mean "
+        f"{counted(problems['all'], 'problem')} on {answer['device_class']}: {judged}, geometric mean "
         f"{answer['geometric_mean']:.3f}x{first}",
         markup=False, highlight=False,
     )  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.errors import InvalidProblem, ReadError
 from service.commands.common import FAILED, OK, Json, input_path, out, print_json, tell, write_file
 from service.formats.aiter.lint import Finding, Tables
@@ -55,8 +56,8 @@ def lint_aiter(
         if bad:
             _show(findings, as_json, len(tables.rows), None)
             raise ReadError(
-                f"{merge} was not written: {len(bad)} lines of the tables cannot be read, and would be lost; "
-                "mend or delete them"
+                f"{merge} was not written: {counted(len(bad), 'line')} of the tables cannot be read, and "
+                "would be lost; mend or delete them"
             )
         kinds = tables.operators()
         if len(kinds) > 1:
@@ -67,8 +68,8 @@ def lint_aiter(
         unplaced = tables.without_arch()
         if unplaced:
             raise ReadError(
-                f"{merge} was not written: nothing says the arch of {len(unplaced)} rows, the first in "
-                f"{unplaced[0].place}; give their table a column gfx"
+                f"{merge} was not written: nothing says the arch of {counted(len(unplaced), 'row')}, the "
+                f"first in {unplaced[0].place}; give their table a column gfx"
             )
         written = _merge(tables, merge)
         remaining = [one for one in remaining if one.kind == "lost"]
@@ -84,7 +85,7 @@ def _read(files: list[Path]) -> Tables:
     return tables
 
 
-def _merge(tables: Tables, merge: Path) -> dict[str, object]:
+def _merge(tables: Tables, merge: Path) -> dict[str, Any]:
     """Writes the merged table, reads it again and checks that no key of the sources is missing."""
     write_file(merge, (line.encode() for line in tables.merged()))
     again = _read([merge])
@@ -105,7 +106,7 @@ def _device(text: str | None) -> tuple[str, str] | None:
     return arch, units
 
 
-def _show(findings: list[Finding], as_json: bool, rows: int, written: dict[str, object] | None) -> None:
+def _show(findings: list[Finding], as_json: bool, rows: int, written: dict[str, Any] | None) -> None:
     if as_json:
         print_json({"rows": rows, "findings": [one.to_dict() for one in findings], "merged": written})
         return
@@ -116,9 +117,9 @@ def _show(findings: list[Finding], as_json: bool, rows: int, written: dict[str, 
         out.print(f"... and {len(findings) - _SHOWN} more (--json lists all)")
     kinds = Counter(one.kind for one in findings)
     said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "nothing found"
-    tell(f"{rows} rows: {said}")
+    tell(f"{counted(rows, 'row')}: {said}")
     if written is not None:
-        tell(f"{written['rows']} rows written to {written['path']}")
+        tell(f"{counted(written['rows'], 'row')} written to {written['path']}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backends.cache import BinaryCache
+from backends.counted import counted
 from backends.errors import GemmtuneError
 from backends.registry import FoundDevice
 from backends.registry import devices as find_devices
@@ -139,7 +140,9 @@ def problems(
             out.print(report.problems_table(read.problems))
         if read.rejected:
             out.print(report.rejected_table(read.rejected))
-        out.print(f"{len(read.problems)} problems in {read.lines} lines of {read.format}")
+        out.print(
+            f"{counted(len(read.problems), 'problem')} in {counted(read.lines, 'line')} of {read.format}"
+        )
     tell_rejected(len(read.rejected) + read.rejected_more, file)
     raise typer.Exit(input_code(read))
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from backends.cache import BinaryCache
+from backends.counted import counted
 from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem
 from backends.registry import matching_devices
@@ -287,7 +288,8 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> tuple[Done | None, M
     known = {row.problem.id for row in _known(options, place)}
     unknown = [item.problem for item in plan.problems if options.force or item.problem.id not in known]
     if not options.silent:
-        tell(f"{plan.name}: {len(plan.problems)} problems, {len(plan.problems) - len(unknown)} of them known")
+        every = counted(len(plan.problems), "problem")
+        tell(f"{plan.name}: {every}, {len(plan.problems) - len(unknown)} of them known")
     if not tune:
         return None, tables_with(frozenset(problem.id for problem in unknown), place.device)
     if not unknown:
@@ -296,7 +298,7 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> tuple[Done | None, M
     budget = level.budget(options.settings.seconds_per_problem, options.seconds, options.candidates)
     if not options.silent:
         least = duration_text(budget.seconds * len(unknown))
-        tell(f"tuning {len(unknown)} problems for {budget.seconds:g} s each: at least {least}")
+        tell(f"tuning {counted(len(unknown), 'problem')} for {budget.seconds:g} s each: at least {least}")
     asked = Asked(
         plan.some(unknown), options.selector, options.index, None, {}, budget, Search(),
         level.rule(options.settings.margin), level.name, options.force, None, options.total_seconds, None,
@@ -368,18 +370,20 @@ def _show(
     for failed in [] if done is None else _errors(done):
         tell(f"no verdict: {failed['problem_id']}: {failed['error']}", "yellow")
     if done is not None and done.skipped:
-        tell(f"{len(done.skipped)} problems were not tuned: {done.skipped[0].reason}", "yellow")
+        skipped = counted(len(done.skipped), "problem was", "problems were")
+        tell(f"{skipped} not tuned: {done.skipped[0].reason}", "yellow")
     for way, of in gains.items():
         err.print(report.gain_table(way if len(gains) > 1 else None, of))
     for name, count in elsewhere.items():
+        have = "has" if count == 1 else "have"
         tell(
-            f"{count} of the unknown problems have kernels that won in the shipped table {name}: "
+            f"{count} of the unknown problems {have} kernels that won in the shipped table {name}: "
             f"gemmtune bundle --pretuned {name} -o {name}.gtb"
         )
     if written is None:
         return
     for reason, count in written.report.omitted.items():
-        tell(f"{count} rows left out: {reason}", "yellow")
+        tell(f"{counted(count, 'row')} left out: {reason}", "yellow")
     if written.report.tune_again:
         count = written.report.tune_again
         tell(f"{count} of them were not judged for this file: --force tunes them again", "yellow")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import select
 
+from backends.counted import counted
 from backends.environment import DeviceClass, selects
 from backends.errors import InvalidProblem, UnknownDevice
 from db import models
@@ -60,7 +61,7 @@ def build(
     made = {"release": version("gemmtune"), "commit": commit(), "made_at": now()}
     file.write(output, groups, made)
     _tell(groups, as_json)
-    tell(f"{output}: {sum(len(group.members) for group in groups)} members")
+    tell(f"{output}: {counted(sum(len(group.members) for group in groups), 'member')}")
 
 
 @portfolio.command()

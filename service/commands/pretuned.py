@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.environment import DeviceClass
 from backends.errors import ReadError
 from db.classes import classes
@@ -169,7 +171,9 @@ def _kept(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(one: dict[str, Any]) -> None:
-    words = f"{one['stored']} rows installed, {one['known']} known already, {one['skipped']} left out"
+    words = (
+        f"{counted(one['stored'], 'row')} installed, {one['known']} known already, {one['skipped']} left out"
+    )
     out.print(f"{one['name']} ({one['device_class']}): {'; '.join([words, *one['reasons']])}", markup=False)
     for row in one["rejected"]:
         err.print(f"line {row['line']}: {row['reason']}", style="yellow", markup=False)
@@ -206,7 +210,8 @@ def export(
             found = class_of(selector, rows)
             every = ThereRows(remote).every(found, _policy(found, policy))
             count = _write(output, name, note, found, every, models)
-    tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
+    size = output.stat().st_size / count
+    tell(f"{counted(count, 'row')} of {found} written to {output}, {size:.0f} bytes a row")
 
 
 @pretuned.command()
@@ -226,7 +231,8 @@ def models(
     lines = tables.rewrite_table(found, layers)
     write_file(output, (line.encode() for line in lines))
     known = sum(bool(layers.of(row.problem)) for row in found.rows)
-    tell(f"{known} of {len(found.rows)} rows are layers of the models; written to {output}")
+    every = counted(len(found.rows), "row is a layer", "rows are layers")
+    tell(f"{known} of {every} of the models; written to {output}")
 
 
 def _models(configs: list[Path] | None, devices: list[int] | None, dtype: str | None) -> ModelLayers:
@@ -242,16 +248,17 @@ def _write(
 ) -> int:
     """Writes the table; returns how many rows it has. Raises ExportRefused for a table without a row."""
     pieces = tables.write_table(name, device, rows, note, models)
-    header, first = next(pieces), next(pieces, None)
-    if first is None:
-        raise ExportRefused(f"nothing was measured on {device} under this policy: there is no row to write")
-    count = 1
+    count = 0
 
     def whole() -> Iterator[bytes]:
         nonlocal count
+        header, first = next(pieces), next(pieces, None)
+        if first is None:
+            raise ExportRefused(
+                f"nothing was measured on {device} under this policy: there is no row to write"
+            )
         yield header.encode()
-        yield first.encode()
-        for piece in pieces:
+        for piece in chain((first,), pieces):
             count += 1
             yield piece.encode()
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.counted import counted
 from backends.errors import InvalidProblem
 from backends.wire import problem_from_wire, problem_to_wire
 from service import report
@@ -265,7 +266,7 @@ def _show(read: Imported, done: Done, as_json: bool) -> None:
     for reason in dict.fromkeys(s.reason for s in skipped):
         count = sum(s.reason == reason for s in skipped)
         out.print(
-            f"skipped {count} of {len(read.problems)} problems: {reason}",
+            f"skipped {count} of {counted(len(read.problems), 'problem')}: {reason}",
             style="yellow",
             markup=False,
         )

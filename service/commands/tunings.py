@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import typer
 
+from backends.counted import counted
 from backends.errors import InvalidProblem
 from db import fleet, queries
 from db.engine import reading, shown_url
@@ -201,7 +202,9 @@ def cancel(
         return
     done = answer["succeeded"] + answer["failed"]
     if before in ACTIVE:
-        tell(f"{answer['id']} is {answer['status']}; {done} of its {answer['total']} jobs had ended")
+        tell(
+            f"{answer['id']} is {answer['status']}; {done} of its {counted(answer['total'], 'job')} had ended"
+        )
     else:
         tell(f"{answer['id']} had ended before: {before}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from backends.counted import counted
 from backends.packages.bundle_file import SUFFIX, BundleFile
 from service.bundles import target_of, winner, write_rows
 from service.formats.core.export import ExportRefused, ExportRow, Gain
@@ -54,7 +55,8 @@ def _write(
             )
         reason, count = max(report.omitted.items(), key=lambda item: item[1])
         raise ExportRefused(
-            f"no bundle was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
+            f"no bundle was written: none of {counted(len(rows), 'known row')} can be; "
+            f"{count} of them: {reason}"
         )
     note = f"a bundle is code of {request.device}: load it from a place that only you can write"
     packs = any(item.problem.prepacked for item in request.plan.problems)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 from sqlalchemy import Engine
 
+from backends.counted import counted
 from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem
 from service import exports
@@ -19,6 +20,8 @@ from service.remote import Remote, ServiceError
 #: The start of a row of gemmtune's JSON lines: most of a service's rows are of other problems, and are told
 #: apart by it without being parsed.
 _START = b'{"problem_id":"'
+#: The start of the last line, which an export that was cut short lacks.
+_END = b'{"report":'
 
 
 class RowSource(Protocol):
@@ -76,10 +79,12 @@ class ThereRows:
         asked: dict[str, Any] = {"device": str(device), "policy": policy_id}
         if not self.remote.get("/v1/exports/jsonl", **asked, report=True)["written"]:
             return  # a file without a row would be refused
-        read = Rows()
+        read, whole, came = Rows(), False, 0
         for line in _lines(self.remote.download("/v1/exports/jsonl", **asked)):
+            whole = line.startswith(_END)
             if not line.startswith(_START):
                 continue
+            came += 1
             if wanted is not None and line[len(_START) :].split(b'"', 1)[0].decode() not in wanted:
                 continue
             try:
@@ -87,6 +92,11 @@ class ThereRows:
             except (BadRowError, InvalidProblem, orjson.JSONDecodeError) as error:
                 text = f"{self.remote.server} sent a row that cannot be read: {error}"
                 raise ServiceError(text) from None
+        if not whole:
+            raise ServiceError(
+                f"the export of {self.remote.server} was cut short: {counted(came, 'row')} "
+                "came, and not the report, which is its last line; try again"
+            )
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from backends.counted import counted
 from backends.errors import StorageError
 from backends.grouping import SCALED_TYPES, TYPES
 from service.formats import WRITERS
@@ -38,7 +39,8 @@ def _text(
     if not report.written:
         reason, count = max(report.omitted.items(), key=lambda item: item[1])
         raise ExportRefused(
-            f"no file was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
+            f"no file was written: none of {counted(len(rows), 'known row')} can be; "
+            f"{count} of them: {reason}"
         )
     return text, report
 
@@ -193,7 +195,8 @@ def _moe(format_name: str, variable: str) -> Callable[[Request, Sequence[ExportR
                 ()
                 if gain is None
                 else (
-                    f"both products of a layer together, over {gain['rows']} numbers of tokens: "
+                    "both products of a layer together, over "
+                    f"{counted(gain['rows'], 'number')} of tokens: "
                     f"{gain['geometric_mean']:.3f}x of what runs without the file",
                 )
             ),

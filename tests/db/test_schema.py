@@ -44,6 +44,7 @@ RELEASED = {
     "0006_columns_of_the_leaderboard.py": "74e297491445621807d61ddff5cec1ea7a091eb374ae19258310c243b2ff831c",
     "0007_trace_of_a_job.py": "adcae0780e02b49313c4fc815b80c74d81b232d6703ffab8416e90e097d99407",
     "0008_layers_of_problems.py": "69a58af9a8fc1566b1875bbf3acaf9743ef86aafe95c2daa2de72cc033facc9f",
+    "0009_numbers_of_imported_files.py": "5a8a2f863f057a74797e272ea7ca503f84cfb94154540848424f2a951234b305",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 _verdict = table(models.Verdict)
@@ -120,7 +121,7 @@ def test_upgrading_again_changes_nothing(empty_url: str) -> None:
     engine.dispose()
 
 
-def _upgrade_to(engine: Engine, revision: str) -> None:
+def upgrade_to(engine: Engine, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with writing(engine) as connection:
@@ -130,7 +131,7 @@ def _upgrade_to(engine: Engine, revision: str) -> None:
 
 def test_rows_of_before_get_the_columns_of_0005(empty_url: str) -> None:
     engine = open_engine(empty_url)
-    _upgrade_to(engine, "0004")
+    upgrade_to(engine, "0004")
     environment = samples.HERE
     names = ("id", "problem_id", "device_class_id", "policy_id", "request", "request_key", "priority")
     common = ", ".join(f":{name}" for name in names)
@@ -162,7 +163,7 @@ def test_rows_of_before_get_the_columns_of_0005(empty_url: str) -> None:
                 ),
                 {**values, "status": status, "evidence": evidence},
             )
-    _upgrade_to(engine, "head")
+    upgrade_to(engine, "head")
     with reading(engine) as connection:
         assert connection.scalars(text("SELECT software FROM environments")).all() == [
             environment.software_id
@@ -199,7 +200,7 @@ def test_rows_of_before_get_the_columns_of_0006(empty_url: str) -> None:
             connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN traceparent"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
-    _upgrade_to(engine, "head")
+    upgrade_to(engine, "head")
     with reading(engine) as connection:
         assert connection.scalars(text("SELECT speedup FROM verdicts ORDER BY number")).all() == stored
         assert connection.scalars(text("SELECT dtype_b FROM problems ORDER BY number")).all() == types
@@ -223,7 +224,7 @@ def test_a_speed_up_that_is_no_number_has_no_column(empty_url: str) -> None:
     with writing(engine) as connection:
         for change in changes:
             connection.exec_driver_sql(change)
-    _upgrade_to(engine, "head")
+    upgrade_to(engine, "head")
     with reading(engine) as connection:
         assert set(connection.scalars(text("SELECT speedup FROM verdicts"))) == {None}
     engine.dispose()

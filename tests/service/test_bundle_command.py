@@ -91,11 +91,11 @@ def test_only_the_problems_of_a_file(tmp_path: Path) -> None:
     done = call("-o", str(path), "--problems", asked(tmp_path / "some.jsonl", SMALL[0], unknown))
     assert done.exit_code == 0, done.output
     assert BundleFile(path).problem_ids == [SMALL[0].id]
-    assert "1 of the 2 problems asked for have a row" in done.stderr
+    assert "1 of the 2 problems asked for has a row" in done.stderr
     assert "left out" not in done.stderr, "the tie was not asked for"
     done = call("-o", str(path), "--problems", asked(tmp_path / "other.jsonl", unknown))
     assert done.exit_code != 0
-    assert f"none of the 1 problems was measured on {DEVICE}" in str(done.exception)
+    assert f"none of the 1 problem was measured on {DEVICE}" in str(done.exception)
 
 
 def _config(folder: Path) -> Path:
@@ -118,7 +118,7 @@ def test_only_the_problems_of_a_model(home: Engine, tmp_path: Path) -> None:
     done = call("-o", str(path), "--model", str(config), "--tokens", "1")
     assert done.exit_code == 0, (done.output, done.exception)
     assert BundleFile(path).problem_ids == [layers[0].problem.id]
-    assert f"1 of the {len(layers)} problems asked for have a row" in done.stderr
+    assert f"1 of the {len(layers)} problems asked for has a row" in done.stderr
     done = call("-o", str(path), "--model", str(config), "--tokens", "1", "--layers", "split")
     assert done.exit_code != 0
     assert "problems was measured on" in str(done.exception), "the row is of fused layers"
@@ -181,7 +181,7 @@ def test_tuned_problems_are_rows_where_our_kernels_won(tmp_path: Path) -> None:
     path = tmp_path / "tuned.gtb"
     done = call("-o", str(path), "--problems", file, "--json")
     if not won:
-        assert "none of 1 rows can be written" in str(done.exception)
+        assert "none of 1 row can be written" in str(done.exception)
         return
     assert done.exit_code == 0, (done.output, done.exception)
     found = BundleFile(path)
@@ -205,7 +205,7 @@ def test_a_service_gives_the_same_bundle(tmp_path: Path) -> None:
         done = call("-o", str(some), "--problems", of, *server)
         assert done.exit_code == 0, (done.output, done.exception)
         other = call("-o", str(some), "--problems", asked(tmp_path / "other.jsonl", LAYER), *server)
-        assert "none of the 1 problems has a row in the bundle of" in str(other.exception)
+        assert "none of the 1 problem has a row in the bundle of" in str(other.exception)
     direct = tmp_path / "direct.gtb"
     assert call("-o", str(direct), "--problems", of).exit_code == 0
     assert some.read_bytes() == direct.read_bytes()
@@ -220,7 +220,7 @@ def test_what_cannot_be_written(home: Engine, tmp_path: Path) -> None:
     assert call("-o", str(tmp_path / "x.gtb"), "--problems", str(empty)).exit_code != 0
     store_win(home, SMALL[0], BASELINE, replace(HERE, product="Another CPU"))
     other = str(replace(HERE, product="Another CPU").device_class)
-    assert "none of 1 rows can be written" in str(call("-o", "x.gtb", "--device", other).exception)
+    assert "none of 1 row can be written" in str(call("-o", "x.gtb", "--device", other).exception)
     assert not (tmp_path / "x.gtb").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,3 +95,15 @@ def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
     code, _, said = home.run("tune", *SIZES, "--routing", "zipf", "--device", "cpu")
     assert code == 2
     assert "routing 'zipf' is unknown; known: uniform, skewed, or a list of counts" in said
+
+
+@pytest.mark.parametrize("command", [("best",), ("tune",), ("kernels", "space")], ids=" ".join)
+@pytest.mark.parametrize("groups", ["0", "-1"])
+def test_an_option_for_no_groups_is_refused(
+    tmp_path: Path, cache: BinaryCache, command: tuple[str, ...], groups: str
+) -> None:
+    home = Home(tmp_path, cache.root.parent)
+    code, _, err = home.run(*command, *SIZES[:-1], groups)
+    assert code == 2
+    assert f"--groups {groups}: a grouped product has 1 weight matrix or more, such as --groups 8" in err
+    assert "leave it out for a product that is not grouped" in " ".join(err.split())

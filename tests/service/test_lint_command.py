@@ -59,10 +59,10 @@ def test_a_merge_mends_duplicates_and_loses_nothing(
     [
         (
             table(ROW, "broken"),
-            "1 lines of the tables cannot be read, and would be lost",
+            "1 line of the tables cannot be read, and would be lost",
         ),
         ("cu_num,B,M,N,K,kernelId,splitK,us\n256,4,16,16,16,1,0,9\n", "the tables are of several operators"),
-        (table(older(changed(cu_num="64")), header=OLDER), "nothing says the arch of 1 rows, the first in"),
+        (table(older(changed(cu_num="64")), header=OLDER), "nothing says the arch of 1 row, the first in"),
     ],
     ids=["malformed", "operators", "arch"],
 )

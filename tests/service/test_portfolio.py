@@ -23,7 +23,8 @@ from service import portfolio as portfolios
 from service.cli import app
 from tests.db.samples import CLASS, HERE, candidate, problem, screened, start, store_session
 from tuners.portfolio import file
-from tuners.portfolio.values import Portfolio
+from tuners.portfolio.cover import WITHIN
+from tuners.portfolio.values import Group, Portfolio
 from tuners.session_store import Result
 
 
@@ -58,11 +59,29 @@ def test_architectures_are_checked() -> None:
     assert (cpu.vendor, cpu.partition) == ("cpu", "x86-64-v3")
 
 
-def test_a_portfolio_without_the_devices_target_is_a_note() -> None:
-    (cpu,) = portfolios.environments(["x86-64-v3"])
-    items, notes = portfolios.items_for(Portfolio((), {}), [cpu])
+@pytest.mark.parametrize(
+    ("groups", "has"),
+    [
+        ((), "it has none for cpu devices"),
+        (
+            (
+                Group("cuda", "sm_90", "fp32", (), 1, WITHIN, ()),
+                Group("cpu", "x86-64-v3", "fp32", (), 1, WITHIN, ()),
+                Group("cpu", "x86-64-v3", "bf16", (), 1, WITHIN, ()),
+            ),
+            "its cpu members are for x86-64-v3, and what is fast on one target is not on another",
+        ),
+    ],
+    ids=["none", "another level"],
+)
+def test_a_portfolio_without_the_devices_target_is_a_note_that_says_what_to_do(
+    groups: tuple[Group, ...], has: str
+) -> None:
+    (cpu,) = portfolios.environments(["x86-64-v4"])
+    items, (note,) = portfolios.items_for(Portfolio(groups, {}), [cpu])
     assert items == []
-    assert notes == ["the portfolio has no members for x86-64-v3"]
+    assert note.startswith(f"the portfolio has no members for x86-64-v4; {has}")
+    assert "make a portfolio of what was measured (gemmtune portfolio build --output FILE)" in note
 
 
 def test_a_worker_goes_on_without_a_portfolio_that_cannot_be_read(

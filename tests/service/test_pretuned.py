@@ -104,12 +104,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         (lambda text: text.replace('"pretuned":"cpu-small",', ""), "is no pre-tuned table"),
         (lambda text: text.splitlines()[0] + "\n", "is no pre-tuned table"),
         (
+            lambda text: text.splitlines()[0].replace('"commit"', '"row_count":5,"commit"') + "\n",
+            "is no pre-tuned table.*; line 1: the export .* says that it has 5 rows, and 0 rows came",
+        ),
+        (
             lambda text: text.replace("AMD-EPYC:2", "AMD-EPYC:4", 1),
             "AMD-EPYC:4, but has rows of",
         ),
         (lambda text: text.replace("cpu:x86_64", "abacus:x86_64", 1), "names no device class"),
     ],
-    ids=["an export", "no row", "another class", "no class"],
+    ids=["an export", "no row", "cut to its header", "another class", "no class"],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, engine: Engine, edit: Any, words: str) -> None:
     path = tmp_path / "table.jsonl"
@@ -135,6 +139,7 @@ def test_every_shipped_table_can_be_read_and_says_what_was_searched() -> None:
         found = pretuned.read_table(path)
         assert (found.name, found.rejected) == (path.stem, [])
         assert found.to_dict()["note"]
+        assert int(found.header["row_count"]) == len(found.rows)
         assert len(found.header["commit"]) == 40
         assert {row.environment.uuid for row in found.rows} == {""}
     assert sum(path.stat().st_size for path in paths) < 6_000_000, "every installation has them"
@@ -165,6 +170,22 @@ def test_shipped_tables_are_installed_once(engine: Engine, tmp_path: Path) -> No
     (tmp_path / "cpu-small.jsonl").write_text(CPU.read_text().replace('"made_at":"2026', '"made_at":"2027'))
     assert pretuned.install_shipped(engine, tmp_path) == ["cpu-small"], "another edition"
     assert pretuned.install_shipped(engine, tmp_path / "none") == []
+
+
+def test_a_table_of_before_is_not_installed_again_for_the_number_of_its_rows(
+    engine: Engine, tmp_path: Path
+) -> None:
+    rows = pretuned.read_table(CPU).rows
+    now = "".join(pretuned.write_table("mine", rows[0].environment.device_class, rows))
+    before = now.replace(f'"row_count":{len(rows)},', "")
+    assert before != now
+    path = tmp_path / "mine.jsonl"
+    path.write_text(before)
+    assert pretuned.install_shipped(engine, tmp_path) == ["mine"]
+    path.write_text(now)
+    assert pretuned.install_shipped(engine, tmp_path) == []
+    path.write_text(now.replace('"row_count"', '"note":"another edition","row_count"'))
+    assert pretuned.install_shipped(engine, tmp_path) == ["mine"]
 
 
 def test_every_shipped_row_is_known_elsewhere(engine: Engine) -> None:
@@ -238,7 +259,7 @@ def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) 
     cut.write_text(mine.read_text()[:-20])
     code, out, err = home.run("bundle", "--pretuned", str(cut), "-o", output)
     assert code == 0, err
-    assert "1 rows of" in out
+    assert "1 row of" in out
     assert "line 3: no JSON" in err
     assert f"1 line of {cut} rejected" in "".join(err.split("\n"))
     refused = (
@@ -426,6 +447,25 @@ def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache
     code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
     assert NOT_SHIPPED in " ".join(err.split())
+
+
+def test_a_table_that_lost_rows_is_said_to_have(tmp_path: Path, cache: BinaryCache) -> None:
+    home, cut = Home(tmp_path, cache.root.parent), tmp_path / "cut.jsonl"
+    rows = pretuned.read_table(CPU).rows
+    pieces = list(pretuned.write_table("mine", rows[0].environment.device_class, rows))
+    cut.write_text("".join(pieces[:4]))
+    missing = "line 4: the export that begins on line 1 says that it has 5 rows, and 3 rows came: 2 are"
+    assert pretuned.read_table(cut).rejected[0].startswith(missing)
+    for command in (("pretuned", "install"), ("import",)):
+        code, _, err = home.run(*command, str(cut))
+        assert code == 0, "what came is stored"
+        assert missing in " ".join(err.split())
+    with pytest.raises(ReadError, match="has lines that are no rows: line 4: the export"):
+        pretuned.rewrite_table(pretuned.read_table(cut), ModelLayers(()))
+    policy, output = ("--policy", "another"), ("-o", str(tmp_path / "b.gtb"))
+    code, _, err = home.run("bundle", "--pretuned", str(cut), *policy, *output)
+    assert code == 2
+    assert missing in " ".join(err.split())
 
 
 # ---- models ----------------------------------------------------------------------------------------

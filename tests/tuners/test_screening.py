@@ -123,7 +123,7 @@ def test_patience_ends(seconds: float, patience: float) -> None:
     )
     assert run.counts.compiling_seconds == pytest.approx(patience)
     assert run.counts.measuring_seconds <= 1.05 * seconds
-    assert "1 candidates were asked for and not compiled in time" in run.notes
+    assert "1 candidate was asked for and not compiled in time" in run.notes
     assert run.verdict is not None
 
 
@@ -170,7 +170,7 @@ def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() 
     }
     run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(2.0))
     assert screened(run) == ["base", "first", "second"], "from then on patience is what it is"
-    assert "1 candidates were asked for and not compiled in time" in run.notes
+    assert "1 candidate was asked for and not compiled in time" in run.notes
 
 
 def test_what_the_strategy_notes_is_among_the_notes() -> None:

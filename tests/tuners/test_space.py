@@ -131,7 +131,7 @@ def test_candidates_over_the_workspace_limit_are_left_out_and_counted() -> None:
     sizes = ListedFamily("sizes", [Solution("sizes", 1, {"tile": n}, None, n * 512) for n in range(4)])
     found = space([sizes], max_workspace_bytes=1024)
     assert tiles(found) == [("sizes", 0), ("sizes", 1), ("sizes", 2)]
-    assert found.notes == ("1 candidates left out: they take over 1024 bytes of workspace",)
+    assert found.notes == ("1 candidate left out: more than 1024 bytes of workspace",)
 
 
 def test_baselines_are_listed_in_order_and_never_candidates() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gemmtune.counted import counted
 from gemmtune.torch import extension, watch
 from gemmtune.torch.any_product import AnyProduct
 from gemmtune.torch.grouped import ends
@@ -54,8 +55,9 @@ class LayerLine:
 
     def __str__(self) -> str:
         return (
-            f"{self.calls} calls of a layer by two launches: {self.tokens} tokens, {self.chosen} of "
-            f"{self.experts} experts, {self.hidden} x {self.intermediate}, {self.dtype}"
+            f"{counted(self.calls, 'call')} of a layer by two launches: {counted(self.tokens, 'token')}, "
+            f"{self.chosen} of {counted(self.experts, 'expert')}, {self.hidden} x {self.intermediate}, "
+            f"{self.dtype}"
         )
 
 
@@ -116,17 +118,17 @@ class Report:
             f"{'m':>7} {'n':>7} {'k':>7} {'batch':>5}  {'type':10} {'plus':5} {'calls':>8}  by {'saved':>18}"
         )
         saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
-        total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
+        total = f"{counted(self.hits, 'call')} by rows, {self.misses} by torch, {saved}"
         rows = [str(line) for line in self.lines]
         tail = [*map(str, self.layers), total, str(self.memory), f"rows are launched by {self.path}"]
         if self.wrong_ends:
             what = "negative, beyond the rows, or before the end of the group before"
-            tail.append(f"{self.wrong_ends} ends of groups were wrong ({what}): look at what makes offs")
+            ends = counted(self.wrong_ends, "end of groups was", "ends of groups were")
+            tail.append(f"{ends} wrong ({what}): look at what makes offs")
         if self.foreign_ids:
-            tail.append(
-                f"{self.foreign_ids} ids named no expert of their layer and were left out: other devices' "
-                "experts, or a router that is wrong"
-            )
+            several = "ids named no expert of their layer and were"
+            ids = counted(self.foreign_ids, "id named no expert of its layer and was", several)
+            tail.append(f"{ids} left out: other devices' experts, or a router that is wrong")
         return "\n".join([head, *rows, *tail])
 
 

@@ -9,8 +9,9 @@ Read, as `json` (one document) or `jsonl` (a value a line, of any number of line
 A row of an export says everything of one problem on one device class: the problem (canonical, and in the
 form of the wire), the environment, policy, solution and baseline with their ids, the verdict's figures and
 where they come from. A header with `pretuned` is that of a pre-tuned table (`gemmtune pretuned export`): its
-claims have that provenance. Documents are read item by item: a line that is longer than MAX_DOCUMENT is
-refused, so a huge document on one line should be JSON lines instead.
+claims have that provenance. An export as lines of which some are missing is told by a rejected line: its
+header or its report says how many rows it has (completeness.py). Documents are read item by item: a line that
+is longer than MAX_DOCUMENT is refused, so a huge document on one line should be JSON lines instead.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from service.formats.core.export import ExportOptions, ExportRefused, ExportRepo
 from service.formats.core.json_text import BadJsonError, BrokenError, Document, decode, kind_of
 from service.formats.core.row_text import RowTexts, Texts, dumps, problem_text, unwritten
 from service.formats.core.row_values import BadRowError, Rows
+from service.formats.gemmtune.completeness import Completeness
 from tuners.policy import MeasurementPolicy
 
 #: Version of the export format, written and read.
@@ -182,9 +184,10 @@ def _shown(value: object) -> str:
 
 
 def _read_lines(lines: _Lines) -> Iterator[Found]:
-    items = _Items()
+    items, whole = _Items(), Completeness()
     for decoded in lines:
         if isinstance(decoded, Rejected):
+            whole.row(decoded.line)
             yield decoded
             continue
         number, text = decoded
@@ -193,12 +196,19 @@ def _read_lines(lines: _Lines) -> Iterator[Found]:
         try:
             value = decode(text)
         except BadJsonError as error:
+            whole.row(number)
             yield rejected(number, error, text)
             continue
         if isinstance(value, dict) and "gemmtune" in value:
-            yield _header(value)
-        elif not (isinstance(value, dict) and set(value) == {"report"}):
+            header = _header(value)
+            yield from whole.header(number, value)
+            yield header
+        elif isinstance(value, dict) and set(value) == {"report"}:
+            yield from whole.report(number, value["report"])
+        else:
+            whole.row(number)
             yield items.outcome(number, value, text)
+    yield from whole.end()
 
 
 def _read_document(document: Document) -> Iterator[Found]:

@@ -149,7 +149,7 @@ def test_applied_modules_and_enabled_operators_count_once(table: Table) -> None:
         module(torch.randn(8, K))
         module(torch.randn(7, K))
     assert (count.report().hits, count.report().misses) == (1, 1)
-    assert "1 calls by rows, 1 by torch, about 0.010 ms saved" in str(count.report())
+    assert "1 call by rows, 1 by torch, about 0.010 ms saved" in str(count.report())
 
 
 MATRICES = st.tuples(

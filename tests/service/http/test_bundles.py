@@ -283,7 +283,7 @@ def test_a_class_without_a_win_has_none(client: httpx.Client, engine: Engine) ->
     store_win(engine, DECODE, BASELINE, GPU)
     fault = fault_of(client.get(PATH, params=ASKED), 404)
     assert fault["type"] == "urn:gemmtune:nothing-to-bundle"
-    assert fault["detail"].startswith("none of 1 rows can be written")
+    assert fault["detail"].startswith("none of 1 row can be written")
     other = fault_of(client.get(PATH, params={**ASKED, "policy": "eager-cold-none"}), 404)
     assert "nothing was measured on cuda:sm_90:NVIDIA-H200:132 under eager-cold-none" in other["detail"]
     assert fault_of(client.get(PATH, params={"device": "hip"}), 404)["type"] == "urn:gemmtune:unknown-device"

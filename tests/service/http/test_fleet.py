@@ -234,7 +234,7 @@ def test_commands_list_and_retry(
     assert "no default computes it" in two.stdout
     assert "the newest 2 are listed" in two.stderr
     done = call("retry", ids[0], *place)
-    assert (done.exit_code, done.stderr) == (0, "1 of 1 failed jobs are queued again\n")
+    assert (done.exit_code, done.stderr) == (0, "1 of 1 failed job is queued again\n")
     again = call("retry", ids[0], *place).exception
     assert isinstance(again, JobNotRetried | ServiceError)
     assert "is queued: only a failed job" in str(again)

@@ -13,12 +13,14 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from backends.environment import DeviceClass
+from backends.problem import from_linear
 from db import models
 from db.engine import reading, writing
 from db.values import table
 from service import exports, imports, records
 from service.formats import READERS
 from service.settings import Settings
+from tests.service.formats.made import row, written
 from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, POLICY, fill, measured, problem, register
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
@@ -153,6 +155,16 @@ def test_of_two_files_the_later_counts(client: httpx.Client, engine: Engine) -> 
     assert calls() == 3
     upload(client, one)
     assert calls() == 3
+
+
+def test_an_export_that_was_cut_short_is_told(client: httpx.Client) -> None:
+    whole = written("jsonl", [row(from_linear(m, 64, 64, "bf16")) for m in (1, 2)])[0].encode()
+    assert upload(client, whole)["rejected"] == []
+    found = upload(client, b"".join(whole.splitlines(keepends=True)[:2]), "jsonl")
+    assert len(found["problems"]) == 1
+    (fault,) = found["rejected"]
+    assert fault["line"] == 2
+    assert fault["reason"].startswith("the export that begins on line 1 was cut short: 1 row came")
 
 
 def test_bad_lines_are_told(client: httpx.Client) -> None:

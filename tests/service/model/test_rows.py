@@ -58,6 +58,15 @@ def test_a_row_that_cannot_be_read_is_the_services_error() -> None:
         list(ThereRows(remote).every(DEVICE, POLICY))
 
 
+def test_an_export_that_was_cut_short_is_the_services_error() -> None:
+    body = text(RowTexts().text(ONE), RowTexts().text(TWO))
+    cut = "".join(body.splitlines(keepends=True)[:2])
+    words = "was cut short: 1 row came, and not the report"
+    transport = httpx.MockTransport(answering(cut))
+    with Remote("http://there", transport) as remote, pytest.raises(ServiceError, match=words):
+        list(ThereRows(remote).every(DEVICE, POLICY))
+
+
 def test_a_row_holds_for_any_card_with_the_same_software() -> None:
     assert measured_here(ONE, replace(made.H200, uuid="GPU-9"))
     assert not measured_here(ONE, replace(made.H200, driver="1"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gemmtune.counted import counted
 from gemmtune.torch.layouts import DTYPES, NAMES
 from gemmtune.torch.nesting import inside
 
@@ -70,7 +71,7 @@ class GroupedProduct(NamedTuple):
     def type_name(self) -> str:
         """The number format and the groups, for people."""
         gated = "" if self.activation == "none" else f", {self.activation}"
-        return f"{NAMES[self.dtype]} in {self.groups} groups{gated}"
+        return f"{NAMES[self.dtype]} in {counted(self.groups, 'group')}{gated}"
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gemmtune.counted import counted
 from gemmtune.torch.grouped.products import counts_of, preference_of, routing_wire
 from gemmtune.torch.layouts import DTYPES, NAMES
 from gemmtune.torch.nesting import inside
@@ -69,7 +70,7 @@ class ScaledGroupedProduct(NamedTuple):
     @property
     def type_name(self) -> str:
         """The number format and the groups, for people."""
-        return f"{NAMES[self.dtype]} in {self.groups} groups"
+        return f"{NAMES[self.dtype]} in {counted(self.groups, 'group')}"
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gemmtune.counted import counted
 from gemmtune.torch.grouped.products import by_torch, counts_of, preference_of, routing_wire
 from gemmtune.torch.layouts import DTYPES, NAMES
 from gemmtune.torch.nesting import inside
@@ -76,7 +77,7 @@ class GroupedWeightProduct(NamedTuple):
     @property
     def type_name(self) -> str:
         """The number formats and the groups, for people."""
-        return f"{NAMES[self.dtype]} {self.form.kind} in {self.groups} groups"
+        return f"{NAMES[self.dtype]} {self.form.kind} in {counted(self.groups, 'group')}"
 
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it."""

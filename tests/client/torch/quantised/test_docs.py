@@ -33,7 +33,7 @@ def test_a_model_that_is_quantised_and_served(
     assert names["names"] == ["0"]
     said = capsys.readouterr().out
     assert "1 modules have rows" in said
-    assert "1 calls by rows, 0 by torch" in said
+    assert "1 call by rows, 0 by torch" in said
 
 
 def test_a_layer_of_a_checkpoint() -> None:
