@@ -201,8 +201,8 @@ MISTAKES = {
         packed(1, 40, 512, zero_b="eight"),
     ),
     "the zero point of no group": (
-        "16 * static_cast<int>(kConstantZero<QUANT>) * total[s]",
-        "0 * total[s]",
+        "16 * static_cast<int>(kConstantZero<QUANT>) * own",
+        "0 * own",
         packed(1, 40, 512, zero_b="eight"),
     ),
     "a group's total of half its lanes": (
