@@ -132,7 +132,9 @@ private:
         GEMMTUNE_DEVICE int* starts(int record, int group) const {
             return reinterpret_cast<int*>(shared + kStarts + (record * kGroups + group) * kStartBytes);
         }
-        GEMMTUNE_DEVICE float* units(int record) const { return reinterpret_cast<float*>(shared + kUnits) + record * 8; }
+        GEMMTUNE_DEVICE float* units(int record) const {
+            return reinterpret_cast<float*>(shared + kUnits) + record * 8;
+        }
         GEMMTUNE_DEVICE float* totals(int record, int group) const {
             return reinterpret_cast<float*>(shared + kTotals) + (record * kGroups + group) * 8;
         }
@@ -181,7 +183,7 @@ private:
         for (float one : x) largest = larger(largest, as_unsigned(one) & 0x7fffffffu);
         GEMMTUNE_UNROLL
         for (int mask = 1; mask < 16; mask *= 2) largest = larger(largest, shuffled(largest, mask));
-        // Units below 2^-116 are that; those of infinity and NaN are NaN.
+        // Units are 2^-115 at least; those of infinity and NaN are NaN.
         constexpr unsigned kBits = 21, kLeast = 32;  // the largest is less than 2^kBits units
         const unsigned exponent = larger(largest >> 23, kLeast);
         const float up = as_float((253u + kBits - exponent) << 23);
@@ -204,13 +206,14 @@ private:
             const int place = s * COLUMNS + column;
             char* const to = work.slices(record) + of / 8 * kPair + place * 64 + of % 4 * 16 + of / 4 % 2 * 4;
             *reinterpret_cast<unsigned*>(to) = out[s][0], *reinterpret_cast<unsigned*>(to + 8) = out[s][1];
+            // Read before the condition: behind it compilers index by the lane, in local memory.
+            const int own = total[s];
             if (of % kOfGroup != s) continue;
             // A lane's sums are of two columns, in two rows.
             int* const start = work.starts(record, group) + place / 2 * 4 + place % 2;
-            start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * total[s];
+            start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * own;
             if (of == s) work.units(record)[place] = unit * worth(s);
-            if constexpr (QUANT::kStoredZeros)
-                work.totals(record, group)[place] = static_cast<float>(total[s]);
+            if constexpr (QUANT::kStoredZeros) work.totals(record, group)[place] = static_cast<float>(own);
         }
     }
     // What one is worth in a slice: sums are sixteen times too large.
@@ -269,7 +272,8 @@ private:
                 GEMMTUNE_UNROLL
                 for (int turn = 0; turn < TURNS; ++turn) {
                     const int record = first + turn * WARPS_K;
-                    if (RECORDS % kRun == 0 || record < RECORDS) multiply(from + turn * WARPS_K * Record::kBytes, work, record, sum);
+                    if (RECORDS % kRun == 0 || record < RECORDS)
+                        multiply(from + turn * WARPS_K * Record::kBytes, work, record, sum);
                 }
                 warp_barrier();
                 if (lane_index() == 0) arrive(&work.free[slot]);

@@ -116,9 +116,11 @@ class PackedImma(KernelFamily):
         sums = 2 * teams * warps * sliced * (rows + 4) * 4
         return ring + inputs + sums + (2 * slots + 1 + teams) * 8
 
-    def registers(self, values: Values) -> int:
-        """Registers for sums, a group's integers, weights and slices."""
-        return 12 * (number(values, "rows") // _ROWS) + 24
+    def registers(self, problem: GemmProblem, values: Values) -> int:
+        """Registers for sums, a group's integers, weights and slices. With two groups in a record compilers
+        keep integers of both."""
+        tiles = number(values, "rows") // _ROWS
+        return 12 * tiles + 24 + (10 * (tiles - 1) if group(problem) == 64 else 0)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the copy engine, columns, 16-byte words of every operand, weights
@@ -136,7 +138,7 @@ class PackedImma(KernelFamily):
         blocks = number(values, "blocks_per_unit")
         return first(
             threads_rule(threads, arch),
-            registers_rule(self.registers(values), blocks * threads, arch),
+            registers_rule(self.registers(problem, values), blocks * threads, arch),
             shared_rule(shared, arch),
             resident_rule(shared, blocks, arch),
             grid_rule(self._turns(problem, values), threads, product, arch),
