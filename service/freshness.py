@@ -41,13 +41,12 @@ class Freshness:
     @classmethod
     def of(cls, connection: Connection, device_class_id: str, here: Environment | None = None) -> Freshness:
         """What is known of the class. `here`: the one environment that counts as present, whatever lives."""
+        # Asked before the contents: a worker that registers meanwhile is in what is read last. One that was
+        # forgotten meanwhile is not.
+        names = environments.present_environments(connection, device_class_id) if here is None else ()
         contents = environments.class_environments(connection, device_class_id)
         known = {name: Environment.from_dict(values) for name, values in contents.items()}
-        if here is None:
-            names = environments.present_environments(connection, device_class_id)
-            present = {name: known[name] for name in names}
-        else:
-            present = {here.id: here}
+        present = {name: known[name] for name in names if name in known} if here is None else {here.id: here}
         now = list(present.values())
         reasons = {name: _reason(one, now) for name, one in known.items()}
         return cls(reasons, _versions(device_class_id.partition(":")[0]), tuple(present))

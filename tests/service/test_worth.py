@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, func, insert, select
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.wire import problem_from_wire
-from db import models, tunings, workers, worth
+from db import environments, models, tunings, workers, worth
 from db.calls import count_calls
 from db.engine import now, reading, writing
 from db.values import insert_new, put_problems, table
@@ -233,6 +233,25 @@ def test_what_is_present_is_what_live_workers_have(filled: Engine) -> None:
         assert found.stale(UPDATED.id, WON.family, WON.version) == "blas 2 is now 1"
         workers.mark(connection, ["worker-1"], "dead")
         assert Freshness.of(connection, CLASS).present == (UPDATED.id,)
+
+
+def test_a_worker_that_comes_or_goes_between_two_reads_breaks_none(
+    filled: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another transaction's rows are seen by the second read of one."""
+    ask = environments.class_environments
+
+    def between(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
+        found = ask(connection, name)
+        workers.register(connection, "worker-2", "host", 2, replace(HERE, uuid="CPU-3"))
+        return found
+
+    with writing(filled) as connection:
+        workers.register(connection, "worker-1", "host", 1, HERE)
+        monkeypatch.setattr(environments, "class_environments", between)
+        assert Freshness.of(connection, CLASS).present == (HERE.id,)
+        monkeypatch.setattr(environments, "class_environments", lambda connection, name: {})
+        assert Freshness.of(connection, CLASS).present == ()
 
 
 def test_a_kernel_of_another_version_is_stale(filled: Engine) -> None:

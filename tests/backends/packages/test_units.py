@@ -16,6 +16,7 @@ NAMES = [name for name, family in FAMILIES.items() if "blocks_per_unit" in famil
 PROBLEMS = (
     from_linear(1, 4096, 4096, "bf16"), from_linear(3, 4096, 4096, "bf16"), from_mm(4096, 4096, 4096, "bf16"),
     weights(200, 28672, 4096), weights(4096, 4096, 4096),
+    weights(1, 28672, 4096, zero_b="eight", prepacked=True),
     from_linear(512, 4096, 4096, "bf16", groups=8, routing="skewed"),
     weights(512, 4096, 4096, groups=8, routing="skewed"),
 )  # fmt: skip
