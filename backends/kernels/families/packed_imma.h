@@ -67,11 +67,9 @@ struct PackedImma {
         } else {
             const int team = warp / WARPS_K, own = warp % WARPS_K;
             convert(args, work, team, own);
-            warp_barrier();
-            if (WARPS_M > 1) {  // teams have converted for each other
-                if (lane_index() == 0) arrive(work.converted);
-                wait_phase(work.converted, kEnded);
-            }
+            // Teams have converted for each other: each lane arrives for what it stored.
+            if (WARPS_M > 1) arrive(work.converted), wait_phase(work.converted, kEnded);
+            else warp_barrier();
             multiply_rows(all, work, task, team, own);
         }
     }
@@ -99,7 +97,7 @@ private:
 
         GEMMTUNE_DEVICE void start_barriers() const {
             for (int slot = 0; slot < SLOTS; ++slot) start_barrier(&full[slot], 1), start_barrier(&free[slot], kWarps);
-            start_barrier(converted, kWarps);
+            start_barrier(converted, 32 * kWarps);
             for (int team = 0; team < WARPS_M; ++team) start_barrier(&met[team], kLanes);
             started_barriers();
         }
