@@ -42,7 +42,7 @@ timed launches take turns among draws, and their time is a mean (draws_of).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist, fmean
@@ -64,6 +64,8 @@ MOST_GROUPS = 1023
 STARTS, FEW_ROWS = (0, 69, 95, 111), 16
 #: The standard deviation of the logarithm of skewed popularities.
 SKEW = 1.2
+#: What families call the rows of a group that a tile has.
+ROWS_OF_A_TILE = ("tile_n", "columns", "BLOCK_SIZE_M")
 #: Types of operands without scales, and the type of those that have scales; with it the format of gfx942.
 TYPES, SCALED_TYPE = ("bf16", "fp16"), "fp8_e4m3"
 SCALED_TYPES = (SCALED_TYPE, "fp8_e4m3_fnuz")
@@ -320,6 +322,25 @@ def scaled_blocks(p: ProblemFields) -> bool:
 def active_groups(p: ProblemFields) -> float:
     """Groups that have rows: the mean of the problem's draws."""
     return fmean(int(np.count_nonzero(counts_of(p, draw))) for draw in range(draws_of(p)))
+
+
+def weight_reads(p: ProblemFields, rows: int) -> float:
+    """How often the weights of a group are read, in all groups together, where a tile has so many of its rows:
+    the mean of the problem's draws."""
+    return _tiles(p.n, p.groups, p.routing, draws_of(p), rows)
+
+
+@lru_cache(maxsize=256)
+def _tiles(n: int, groups: int, routing: str, draws: int, rows: int) -> float:
+    """See weight_reads(). A search asks thousands of times."""
+    every = (_counts(n, groups, routing, draw) for draw in range(draws))
+    return fmean(int((-(-counts // rows)).sum()) for counts in every)
+
+
+def rows_of_a_tile(parameters: Mapping[str, Any]) -> int | None:
+    """The rows of a group that a tile of a solution has; None where its parameters do not say it, as those of
+    a library's call."""
+    return next((parameters[name] for name in ROWS_OF_A_TILE if name in parameters), None)
 
 
 def ungrouped(p: ProblemFields) -> str | None:

@@ -321,7 +321,7 @@ class Session:
     def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
             race.times, race.baseline, baseline.name, self.settings.rule,
-            preference(race, self._winners, self._incumbent), others, race.eliminated, race.reserved,
+            preference(race, self.problem, self._winners, self._incumbent), others, race.eliminated, race.reserved,
             incumbent=self._incumbent,
         )  # fmt: skip
 
@@ -332,7 +332,7 @@ class Session:
         the verdict. A candidate that fails its proof is excluded from the targets and the tie set; others
         judge its targets, also eliminated ones: they were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
-        order = preference(race, self._winners, self._incumbent)
+        order = preference(race, self.problem, self._winners, self._incumbent)
         final = Final(
             race.times, race.baseline, self.settings.rule, order, race.eliminated, partly, self._incumbent
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from backends.grouping import rows_of_a_tile, weight_reads
 from backends.outcome import Outcome
+from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.decide import DecisionRule, tie_order
 from tuners.options import RaceOptions
@@ -13,19 +15,29 @@ from tuners.race import Race
 
 
 def preference(
-    race: Race, winners: Sequence[Solution] = (), incumbent: str | None = None
-) -> dict[str, tuple[int | bool, ...]]:
+    race: Race, problem: GemmProblem, winners: Sequence[Solution] = (), incumbent: str | None = None
+) -> dict[str, tuple[float, ...]]:
     """The order in which a race's candidates that tie are preferred: the incumbent, then the tie order; of
-    those that are alike in it the problem's earlier `winners` come first, the latest before the others."""
+    those that are alike in it those that read the weights of a grouped product less often, then the problem's
+    earlier `winners`, the latest before the others."""
     places = {one.id: place for place, one in enumerate(winners)}
     return {
         name: (
             name != incumbent,
             *tie_order(one.workspace_bytes, one.deterministic, one.family),
+            _reads(problem, one),
             places.get(name, len(places)),
         )
         for name, one in race.solutions.items()
     }
+
+
+def _reads(problem: GemmProblem, solution: Solution) -> float:
+    """How often the tiles of a grouped product read a group's weights; 0 where there are no groups, or where
+    it is not known. Behind another kernel, as in a layer of experts, a second reading misses L2 more often
+    than in a tuning, where launches of one kernel follow one another (docs/pytorch.md has figures)."""
+    rows = rows_of_a_tile(solution.parameters) if problem.groups else None
+    return 0.0 if rows is None else weight_reads(problem, rows)
 
 
 def entrants(

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil
-from statistics import fmean
 
 from backends.environment import Environment
-from backends.grouping import SCALED_TYPE, SCALED_TYPES, counts_of, draws_of, gated, scaled_blocks
+from backends.grouping import SCALED_TYPE, SCALED_TYPES, gated, scaled_blocks, weight_reads
 from backends.kernels.family import KernelConfig
 from backends.kernels.legality import unsupported_types
 from backends.kernels.matrix_epilogue import matrix_types
@@ -172,13 +170,7 @@ def most_tiles(product: OrientedGemm, rows: int, columns: int) -> int:
 
 def tiles(product: OrientedGemm, rows: int, columns: int) -> int:
     """The tiles of the problem's own counts, a mean of its draws."""
-    return ceil(ceil(product.m / rows) * _across(product.problem, columns))
-
-
-@lru_cache(maxsize=256)
-def _across(p: GemmProblem, columns: int) -> float:
-    """Tiles of so many columns across all groups. A search asks thousands of times."""
-    return fmean(int((-(-counts_of(p, draw) // columns)).sum()) for draw in range(draws_of(p)))
+    return ceil(ceil(product.m / rows) * weight_reads(product.problem, columns))
 
 
 def units_of(environment: Environment) -> int:

@@ -22,8 +22,10 @@ from backends.grouping import (
     draws_of,
     ends_of,
     popularities,
+    rows_of_a_tile,
     spans_of,
     ungrouped,
+    weight_reads,
 )
 from backends.hip.backend import HipBackend
 from backends.operands import layouts
@@ -339,6 +341,27 @@ def test_no_other_family_takes_grouped_quantised_weights(form: dict[str, Any], b
             takes = family.solutions(plain, environment) if family.supports(plain) else ()
             own = next(iter(takes), Solution(name, 1, {}))
             assert family.illegal(grouped, own, environment) is not None, name
+
+
+@pytest.mark.parametrize("backend", [CudaBackend(), HipBackend()], ids=["cuda", "hip"])
+@pytest.mark.parametrize("form", [BASE, BLOCKS, W4], ids=["bf16", "blocks", "w4a16"])
+def test_a_family_of_tiles_says_how_many_rows_of_a_group_one_has(
+    form: dict[str, Any], backend: Backend
+) -> None:
+    grouped = problem_from_wire(form)
+    for name in MADE[backend.name] | {f"grouped-dequant-{kind}" for kind in ("wgmma", "mfma", "wmma")}:
+        family = backend.families().get(name)
+        if family is not None and family.supports(grouped):
+            for one in family.solutions(grouped, HERE[backend.name]):
+                rows = rows_of_a_tile(one.parameters)
+                assert rows is None if name == "torch-grouped" else rows in range(8, 257), one
+
+
+def test_weights_are_read_once_for_each_tile_of_a_groups_rows() -> None:
+    given = problem_from_wire({**GIVEN, "m": 106, "groups": 4, "routing": [0, 1, 32, 73]})
+    assert [weight_reads(given, rows) for rows in (8, 32, 48, 64, 80)] == [1 + 4 + 10, 5, 4, 4, 3]
+    few = from_linear(8, 96, 128, "bf16", groups=128)  # a mean of draws, of at most 8 groups that have rows
+    assert weight_reads(few, 256) == active_groups(few) <= 8 < 128
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])
