@@ -325,8 +325,8 @@ def active_groups(p: ProblemFields) -> float:
 
 
 def weight_reads(p: ProblemFields, rows: int) -> float:
-    """How often the weights of a group are read, in all groups together, where a tile has so many of its rows:
-    the mean of the problem's draws."""
+    """How often the weights of a group are read, in all groups together, where a tile has so many of its
+    rows: the mean of the problem's draws."""
     return _tiles(p.n, p.groups, p.routing, draws_of(p), rows)
 
 

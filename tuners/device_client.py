@@ -26,7 +26,7 @@ from tuners import device_calls
 from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
 from tuners.compiling import Compilers
-from tuners.device_pool import DevicePool
+from tuners.device_pool import DevicePool, EndedBetweenCalls
 from tuners.device_process import Binaries, Task
 from tuners.family_spaces import DeviceSpace, family_space
 from tuners.listing import ListingPool, processes_here
@@ -274,7 +274,7 @@ class DeviceClient:
             limit = max(limit, self._setup_seconds)
         begin = time.monotonic()
         try:
-            found = self._pool.call(device_calls.screen, (self._task, batch, best), limit)
+            found = self._call(device_calls.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
             self._pool.folder.take_log()  # its text is reproduced when the candidates run one by one
             self._pool.setup(device_calls.rotation, self._task)
@@ -340,7 +340,7 @@ class DeviceClient:
             limit = max(limit, self._setup_seconds)
         arguments = (self._task, solution, binaries, *extra)
         try:
-            return self._pool.call(call, arguments, limit)
+            return self._call(call, arguments, limit)
         except FutureTimeout:
             evidence: dict[str, Any] = {"error": f"no answer within {limit:.0f} s; its process was killed"}
             status = Status.TIMEOUT
@@ -349,6 +349,15 @@ class DeviceClient:
         # Now, so that no candidate's time limit pays for it.
         self._pool.setup(device_calls.rotation, self._task)
         return Outcome(solution, phase, status, (), evidence)
+
+    def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
+        """DevicePool.call(), once more where the process had ended before it: then in another one, which has
+        the operands laid out first."""
+        try:
+            return self._pool.call(call, arguments, limit)
+        except EndedBetweenCalls:
+            self._pool.setup(device_calls.rotation, self._task)
+            return self._pool.call(call, arguments, limit)
 
     def run(self, check: Callable[..., T], *arguments: object) -> T:
         """Calls check(process, *arguments) in the device process (device_calls.run). Raises DeviceError if

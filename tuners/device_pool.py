@@ -1,7 +1,7 @@
 """One device process that can be killed: calls with time limits, and why a process died.
 
 A call that takes longer than its limit, or a process that dies, costs that process alone: the next call
-starts another one.
+starts another one. A process may also die between two calls, as the OOM killer's first choice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -27,6 +28,10 @@ from tuners.interrupts import uninterrupted
 from tuners.process_folder import ProcessFolder
 
 T = TypeVar("T")
+
+
+class EndedBetweenCalls(DeviceLost):
+    """The process died before it began the call. Another one takes the next call."""
 
 
 class DevicePool:
@@ -52,14 +57,13 @@ class DevicePool:
             str(self.folder.log),
             tuple(kernels),
         )
-        self._pool = ProcessPool(
-            max_workers=1,
-            context=get_context("spawn"),
-            initializer=device_calls.start,
+        self._make = partial(
+            ProcessPool, max_workers=1, context=get_context("spawn"), initializer=device_calls.start,
             initargs=(settings,),
-        )
+        )  # fmt: skip
+        self._pool: ProcessPool = self._make()
         self._warm: Any = None
-        self._awake = False
+        self._awake = self._closed = False
 
     def start(self) -> None:
         """Starts the process, which opens the device; a failure shows at the first call."""
@@ -68,9 +72,25 @@ class DevicePool:
 
     def close(self) -> None:
         """Ends the process, even in the middle of a call."""
+        self._closed = True
+        self._stop()
+        self.folder.close()
+
+    def _stop(self) -> None:
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
-        self.folder.close()
+
+    def _ended(self, error: Exception) -> EndedBetweenCalls:
+        """Of a process that had started: pebble gives up a pool whose only process dies while it waits, so
+        that another pool takes its place, unless it has been taken for another call."""
+        if not self._pool.active:
+            self._stop()
+            self._pool, self._warm, self._awake = self._make(), None, False
+        tail = self.folder.take_log()
+        said = f": {tail[-300:]}" if tail else ""
+        return EndedBetweenCalls(
+            f"{self._name}: the process that owns the device ended between two calls ({error}){said}"
+        )
 
     def awaken(self) -> None:
         """Waits until the process has started. If that fails, the machine is at fault and no problem is:
@@ -90,41 +110,55 @@ class DevicePool:
         self._awake = True
 
     def setup(self, call: Callable[..., T], *arguments: object) -> T:
-        """Calls a function of device_calls.py that may take as long as `setup_seconds`. Raises DeviceError if
-        the process dies or does not answer."""
+        """Calls a function of device_calls.py that may take as long as `setup_seconds`, in another process if
+        this one ended before. Raises DeviceError if the process dies or does not answer."""
         self.awaken()
         return self.begin_setup(call, *arguments)()
 
     def begin_setup(self, call: Callable[..., T], *arguments: object) -> Callable[[], T]:
         """Begins what setup() does; the function that it returns waits for the answer, the same each time,
         and raises as setup() does."""
-        self.start()
-        future = self._schedule(call, arguments, self._setup_seconds)
+
+        def begun() -> Any:
+            self.start()
+            return self._schedule(call, arguments, self._setup_seconds)
 
         def answer() -> T:
-            self.awaken()
             try:
-                result: T = self._result(future)
-            except FutureTimeout as error:
-                raise DeviceError(self._silence) from error
-            except ProcessExpired as error:
-                evidence = self.autopsy(error)
-                raise DeviceError(
-                    f"{self._name}: the process that owns the device died: {evidence}"
-                ) from error
+                result: T = self._answer(future)
+            except EndedBetweenCalls:
+                result = self._answer(begun())
             return result
 
+        try:
+            future = begun()
+        except EndedBetweenCalls:
+            future = begun()
         return answer
+
+    def _answer(self, future: Any) -> Any:
+        """The answer of what begin_setup() began."""
+        self.awaken()
+        try:
+            return self._result(future)
+        except FutureTimeout as error:
+            raise DeviceError(self._silence) from error
+        except ProcessExpired as error:
+            evidence = self.autopsy(error)
+            raise DeviceError(f"{self._name}: the process that owns the device died: {evidence}") from error
 
     def call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
         """Calls a function of device_calls.py. Raises FutureTimeout after `limit` seconds and ProcessExpired
-        if the process dies; either way the process has ended."""
+        if the process dies; either way the process has ended. Raises EndedBetweenCalls if it had ended
+        before: no candidate can be named that is at fault."""
         result: T = self._result(self._schedule(call, arguments, limit))
         return result
 
     def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
         """The call's future. The first one starts the pool's threads and the process. Raises
         ResourcesExhausted."""
+        if self._closed:  # also where another pool took the place of one that ended
+            raise DeviceLost("the process that owns the device cannot be used any more: it was closed")
         try:
             # Ctrl-C while the queue wakes the pool's thread can leave that waiting for good, and close().
             with uninterrupted():
@@ -132,6 +166,8 @@ class DevicePool:
         except (OSError, MemoryError, RuntimeError) as error:
             if is_exhausted(error):
                 raise exhausted(error) from error
+            if self._awake and not self._closed:
+                raise self._ended(error) from error
             raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
 
     def _result(self, future: Any) -> Any:
@@ -144,6 +180,8 @@ class DevicePool:
         except MemoryError as error:
             raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
         except BrokenProcessPool as error:
+            if self._awake and not self._closed:
+                raise self._ended(error) from error
             raise DeviceLost(
                 "the process that owns the device cannot start (a script that tunes must be a file, with its "
                 f"work under if __name__ == '__main__'): {error}"

@@ -321,8 +321,8 @@ class Session:
     def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
             race.times, race.baseline, baseline.name, self.settings.rule,
-            preference(race, self.problem, self._winners, self._incumbent), others, race.eliminated, race.reserved,
-            incumbent=self._incumbent,
+            preference(race, self.problem, self._winners, self._incumbent), others, race.eliminated,
+            race.reserved, incumbent=self._incumbent,
         )  # fmt: skip
 
     def _prove_targets(

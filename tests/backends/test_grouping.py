@@ -361,7 +361,7 @@ def test_weights_are_read_once_for_each_tile_of_a_groups_rows() -> None:
     given = problem_from_wire({**GIVEN, "m": 106, "groups": 4, "routing": [0, 1, 32, 73]})
     assert [weight_reads(given, rows) for rows in (8, 32, 48, 64, 80)] == [1 + 4 + 10, 5, 4, 4, 3]
     few = from_linear(8, 96, 128, "bf16", groups=128)  # a mean of draws, of at most 8 groups that have rows
-    assert weight_reads(few, 256) == active_groups(few) <= 8 < 128
+    assert weight_reads(few, 256) == active_groups(few) <= 8
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), CudaBackend(), HipBackend()], ids=["cpu", "cuda", "hip"])

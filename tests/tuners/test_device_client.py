@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_linear, from_mm
 from backends.registry import backend, find_device
 from backends.solution import Solution
+from tuners import device_calls
 from tuners.budget import Budget, Search
 from tuners.device_client import HANG_SECONDS, SETUP_SECONDS, DeviceClient
+from tuners.device_pool import EndedBetweenCalls
 from tuners.device_process import DeviceProcess, Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
@@ -202,6 +205,74 @@ def test_the_child_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     for pid in alive:
         os.kill(int(pid), signal.SIGKILL)
     pytest.fail(f"children outlived their parent: {alive}")
+
+
+def process_id(_process: DeviceProcess) -> int:
+    return os.getpid()
+
+
+@pytest.fixture
+def killed(runner: DeviceClient) -> Callable[[], None]:
+    """Kills the device process while it waits, as the OOM killer does, and waits until it has ended."""
+
+    def kill() -> None:
+        pid = runner.run(process_id)
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while _running(str(pid), "") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    return kill
+
+
+def test_a_process_that_dies_between_two_calls_costs_no_candidate(
+    runner: DeviceClient, killed: Callable[[], None]
+) -> None:
+    task = Task(from_mm(64, 96, 64), MeasurementPolicy.of("cpu"), 0)
+    runner.open(task)
+    space = runner.space(task, None)
+    solutions = [space.baselines[0].solution, *space.candidates[:2]]
+    for _ in range(2):
+        killed()
+        assert [one.status for one in runner.screen(solutions, None)] == [Status.OK] * 3
+    killed()
+    assert runner.screen(solutions[:1], None)[0].status is Status.OK
+    killed()
+    assert runner.sample(solutions[0]).status in (Status.OK, Status.UNSTABLE)
+    killed()
+    assert runner.prove(solutions[0], 1).status is Status.OK
+    before = runner.run(process_id)
+    killed()
+    assert runner.run(process_id) != before
+    killed()
+    assert runner.open(task).sets >= 1
+
+
+def test_a_call_behind_a_process_that_ended_says_so_and_the_next_one_has_another(
+    runner: DeviceClient, killed: Callable[[], None]
+) -> None:
+    killed()
+    with pytest.raises(EndedBetweenCalls, match="ended between two calls"):
+        runner._pool.call(device_calls.warm_up, (), 10.0)
+    assert runner._pool.call(device_calls.run, (process_id,), 10.0) == runner.run(process_id)
+
+
+def test_what_was_begun_before_a_process_ended_has_an_answer(
+    runner: DeviceClient, killed: Callable[[], None]
+) -> None:
+    """Though another call has noticed it, and has another process already."""
+    killed()
+    early = runner._pool.begin_setup(device_calls.run, process_id)
+    now = runner.run(process_id)
+    assert early() == now == runner.run(process_id)
+
+
+def test_a_closed_client_starts_no_other_process(cache: BinaryCache) -> None:
+    client = DeviceClient(find_device("cpu"), cache)
+    client.run(process_id)
+    client.close()
+    with pytest.raises(DeviceLost, match="was closed"):
+        client.run(process_id)
 
 
 def _running(pid: str, word: str) -> bool:
