@@ -64,6 +64,8 @@ SAMPLED = {
     "backends/gpu/test_padded.py": 8, "backends/gpu/test_device_reference.py": 6,
     "backends/cpu/test_kernels_abi.py": 14, "backends/kernel_checks/": 6, "backends/test_contract.py": 3,
     "tuners/test_inputs.py": 8, "tuners/test_verify_device.py": 6,
+    "client/torch/grouped/test_glue.py": 4, "benchmarks/test_transfer.py": 3, "golden/test_candidates.py": 3,
+    "backends/kernels/triton/test_dequant.py": 4, "backends/gpu/test_triton_family.py": 4,
 }  # fmt: skip
 MISTAKES, _FEW = 20, 3
 
