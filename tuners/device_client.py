@@ -87,6 +87,8 @@ class DeviceClient:
         self._near = {name: family for name, family in known if isinstance(family, NeighbouredFamily)}
         self._task: Task | None = None
         self._typical = 0.0
+        #: The pool's `replacements` when the task's operands were laid out.
+        self._laid_out = 0
         # The device process starts while the parent lists candidates; a failure shows at the first call.
         self._pool.start()
 
@@ -143,7 +145,12 @@ class DeviceClient:
         """See Runner."""
         self._task, self._typical = task, 0.0
         self._compilers.turn_to(task)
-        return self._pool.setup(device_calls.rotation, task)
+        return self._lay_out(task)
+
+    def _lay_out(self, task: Task) -> Rotation:
+        found = self._pool.setup(device_calls.rotation, task)
+        self._laid_out = self._pool.replacements
+        return found
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """See Runner."""
@@ -258,9 +265,9 @@ class DeviceClient:
         return [self._screen_one(solution, best) for solution in solutions]
 
     def _screen_one(self, solution: Solution, best: float | None) -> Outcome:
-        begin = time.monotonic()
+        begin, process = time.monotonic(), self._laid_out
         outcome = self._verified(_screen_alone, Phase.SCREEN, solution, best)
-        if outcome.samples:
+        if outcome.samples and self._laid_out == process:  # else another process was started meanwhile
             self._typical = max(self._typical, time.monotonic() - begin)
         return outcome
 
@@ -272,14 +279,14 @@ class DeviceClient:
         limit = self._hang + LONG * self._typical * len(batch)
         if not self._typical:
             limit = max(limit, self._setup_seconds)
-        begin = time.monotonic()
+        begin, process = time.monotonic(), self._laid_out
         try:
             found = self._call(device_calls.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
             self._pool.folder.take_log()  # its text is reproduced when the candidates run one by one
-            self._pool.setup(device_calls.rotation, self._task)
+            self._lay_out(self._task)
             return None
-        if any(outcome.samples for outcome in found):
+        if any(outcome.samples for outcome in found) and self._laid_out == process:
             self._typical = max(self._typical, (time.monotonic() - begin) / len(batch))
         by_id = {solution.id: outcome for (solution, _), outcome in zip(batch, found, strict=True)}
         return [failed.get(s.id) or by_id[s.id] for s in solutions]
@@ -347,17 +354,22 @@ class DeviceClient:
         except ProcessExpired as error:
             evidence, status = self._pool.autopsy(error), Status.CRASH
         # Now, so that no candidate's time limit pays for it.
-        self._pool.setup(device_calls.rotation, self._task)
+        self._lay_out(self._task)
         return Outcome(solution, phase, status, (), evidence)
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
-        """DevicePool.call(), once more where the process had ended before it: then in another one, which has
-        the operands laid out first."""
+        """DevicePool.call(), once more where the process had ended before it: then in another one. Operands
+        are laid out first in a process that has none, also where an earlier setup() started it."""
         try:
+            self._lay_out_again()
             return self._pool.call(call, arguments, limit)
         except EndedBetweenCalls:
-            self._pool.setup(device_calls.rotation, self._task)
+            self._lay_out_again()
             return self._pool.call(call, arguments, limit)
+
+    def _lay_out_again(self) -> None:
+        if self._task is not None and self._laid_out != self._pool.replacements:
+            self._lay_out(self._task)
 
     def run(self, check: Callable[..., T], *arguments: object) -> T:
         """Calls check(process, *arguments) in the device process (device_calls.run). Raises DeviceError if

@@ -7,10 +7,12 @@ starts another one. A process may also die between two calls, as the OOM killer'
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -29,9 +31,31 @@ from tuners.process_folder import ProcessFolder
 
 T = TypeVar("T")
 
+#: Seconds between two looks at a pool whose answer is awaited: pebble leaves some calls of a pool that has
+#: ended without an answer.
+LOOK_SECONDS = 1.0
+_CLOSED = "the process that owns the device cannot be used any more: it was closed"
+
 
 class EndedBetweenCalls(DeviceLost):
     """The process died before it began the call. Another one takes the next call."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A call that was begun, and the pool that it was given to."""
+
+    future: Future[Any]
+    pool: ProcessPool
+
+    def wait(self) -> Any:
+        """Waits for the answer. Raises what the call raises, and BrokenProcessPool where its pool has ended
+        without one."""
+        while not wait([self.future], LOOK_SECONDS).done:
+            # A pool that gives up ends first and tells its calls then.
+            if not self.pool.active and not wait([self.future], LOOK_SECONDS).done:
+                raise BrokenProcessPool("it ended without an answer")
+        return self.future.result()
 
 
 class DevicePool:
@@ -62,44 +86,63 @@ class DevicePool:
             initargs=(settings,),
         )  # fmt: skip
         self._pool: ProcessPool = self._make()
-        self._warm: Any = None
-        self._awake = self._closed = False
+        self._warm: _Begun | None = None
+        #: How often a process that had ended between two calls was replaced.
+        self.replacements = 0
+        self._closed = False
+        # Two threads must not end one pool at once, which would close its pipes twice.
+        self._ending = threading.RLock()
 
     def start(self) -> None:
         """Starts the process, which opens the device; a failure shows at the first call."""
+        self._started()
+
+    def _started(self) -> _Begun:
         if self._warm is None:
             self._warm = self._schedule(device_calls.warm_up, (), self._setup_seconds)
+        return self._warm
 
     def close(self) -> None:
         """Ends the process, even in the middle of a call."""
         self._closed = True
-        self._stop()
-        self.folder.close()
+        with self._ending:
+            self._stop()
+            self.folder.close()
 
     def _stop(self) -> None:
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
-    def _ended(self, error: Exception) -> EndedBetweenCalls:
+    def _ended(self, error: Exception) -> DeviceLost:
         """Of a process that had started: pebble gives up a pool whose only process dies while it waits, so
         that another pool takes its place, unless it has been taken for another call."""
-        if not self._pool.active:
-            self._stop()
-            self._pool, self._warm, self._awake = self._make(), None, False
-        tail = self.folder.take_log()
-        said = f": {tail[-300:]}" if tail else ""
+        said = ""
+        with self._ending:
+            if self._closed:
+                return DeviceLost(_CLOSED)
+            if not self._pool.active:
+                self._stop()
+                self._pool, self._warm = self._make(), None
+                self.replacements += 1
+                tail = self.folder.take_log()
+                said = f": {tail[-300:]}" if tail else ""
         return EndedBetweenCalls(
             f"{self._name}: the process that owns the device ended between two calls ({error}){said}"
         )
+
+    @property
+    def _awake(self) -> bool:
+        """Whether the process has opened the device."""
+        warm = self._warm.future if self._warm is not None else None
+        return warm is not None and warm.done() and not warm.cancelled() and warm.exception() is None
 
     def awaken(self) -> None:
         """Waits until the process has started. If that fails, the machine is at fault and no problem is:
         raises DeviceLost."""
         if self._awake:
             return
-        self.start()
         try:
-            self._result(self._warm)
+            self._result(self._started())
         except FutureTimeout as error:
             raise DeviceLost(self._silence) from error
         except ProcessExpired as error:
@@ -107,7 +150,6 @@ class DevicePool:
             raise DeviceLost(
                 f"{self._name}: the process that owns the device cannot open it: {evidence}"
             ) from error
-        self._awake = True
 
     def setup(self, call: Callable[..., T], *arguments: object) -> T:
         """Calls a function of device_calls.py that may take as long as `setup_seconds`, in another process if
@@ -119,28 +161,31 @@ class DevicePool:
         """Begins what setup() does; the function that it returns waits for the answer, the same each time,
         and raises as setup() does."""
 
-        def begun() -> Any:
+        def begin() -> _Begun:
             self.start()
             return self._schedule(call, arguments, self._setup_seconds)
 
+        try:
+            begun = begin()
+        except EndedBetweenCalls:
+            begun = begin()
+
         def answer() -> T:
+            nonlocal begun
             try:
-                result: T = self._answer(future)
+                result: T = self._answer(begun)
             except EndedBetweenCalls:
-                result = self._answer(begun())
+                begun = begin()
+                result = self._answer(begun)
             return result
 
-        try:
-            future = begun()
-        except EndedBetweenCalls:
-            future = begun()
         return answer
 
-    def _answer(self, future: Any) -> Any:
+    def _answer(self, begun: _Begun) -> Any:
         """The answer of what begin_setup() began."""
         self.awaken()
         try:
-            return self._result(future)
+            return self._result(begun)
         except FutureTimeout as error:
             raise DeviceError(self._silence) from error
         except ProcessExpired as error:
@@ -154,25 +199,26 @@ class DevicePool:
         result: T = self._result(self._schedule(call, arguments, limit))
         return result
 
-    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
-        """The call's future. The first one starts the pool's threads and the process. Raises
+    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> _Begun:
+        """Begins the call. The first one starts the pool's threads and the process. Raises
         ResourcesExhausted."""
-        if self._closed:  # also where another pool took the place of one that ended
-            raise DeviceLost("the process that owns the device cannot be used any more: it was closed")
+        pool = self._pool
+        if self._closed:  # after the pool was read: close() ends it, or the one that took its place
+            raise DeviceLost(_CLOSED)
         try:
             # Ctrl-C while the queue wakes the pool's thread can leave that waiting for good, and close().
             with uninterrupted():
-                return self._pool.schedule(call, args=list(arguments), timeout=limit)
+                return _Begun(pool.schedule(call, args=list(arguments), timeout=limit), pool)
         except (OSError, MemoryError, RuntimeError) as error:
             if is_exhausted(error):
                 raise exhausted(error) from error
-            if self._awake and not self._closed:
+            if self._closed or self._awake:
                 raise self._ended(error) from error
             raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, begun: _Begun) -> Any:
         try:
-            return future.result()
+            return begun.wait()
         except CancelledError as error:
             raise DeviceError("the tuning was stopped") from error
         except GemmtuneError:
@@ -180,7 +226,7 @@ class DevicePool:
         except MemoryError as error:
             raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
         except BrokenProcessPool as error:
-            if self._awake and not self._closed:
+            if self._closed or self._awake:
                 raise self._ended(error) from error
             raise DeviceLost(
                 "the process that owns the device cannot start (a script that tunes must be a file, with its "

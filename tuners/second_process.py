@@ -60,10 +60,14 @@ class SecondProcess:
             pool = self._pool
             if pool is None:
                 raise DeviceError("the second process was closed")
+            before = pool.replacements
             try:
                 rotation = pool.setup(device_calls.lay_out, task)
                 found = pool.call(device_calls.retime, (task, candidates, plan), limit)
-                return replace(found, restarts=start, died=died, operand_bytes=rotation.bytes)
+                if replaced := pool.replacements - before:
+                    died = died or "it ended while it waited"
+                restarts = start + replaced
+                return replace(found, restarts=restarts, died=died, operand_bytes=rotation.bytes)
             except DeviceMemoryExceeded as error:
                 return Retimed(error=str(error), restarts=start, died=died)
             except FutureTimeout:

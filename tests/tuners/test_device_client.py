@@ -9,10 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
+from pebble import ProcessPool
 
 from backends.cache import BinaryCache
 from backends.errors import DeviceLost, DeviceMemoryExceeded, StorageError
@@ -24,7 +29,7 @@ from backends.solution import Solution
 from tuners import device_calls
 from tuners.budget import Budget, Search
 from tuners.device_client import HANG_SECONDS, SETUP_SECONDS, DeviceClient
-from tuners.device_pool import EndedBetweenCalls
+from tuners.device_pool import EndedBetweenCalls, _Begun
 from tuners.device_process import DeviceProcess, Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
@@ -265,6 +270,93 @@ def test_what_was_begun_before_a_process_ended_has_an_answer(
     early = runner._pool.begin_setup(device_calls.run, process_id)
     now = runner.run(process_id)
     assert early() == now == runner.run(process_id)
+
+
+def random_text(_process: DeviceProcess) -> str:
+    return os.urandom(8).hex()
+
+
+def test_the_answer_of_another_process_is_the_same_each_time(
+    runner: DeviceClient, killed: Callable[[], None]
+) -> None:
+    killed()
+    early = runner._pool.begin_setup(device_calls.run, random_text)
+    runner.run(process_id)
+    assert early() == early()
+
+
+def test_a_process_that_dies_before_the_first_call_is_replaced(cache: BinaryCache) -> None:
+    """Once the device is open: until then the machine is at fault."""
+    with DeviceClient(find_device("cpu"), cache) as client:
+        assert client._pool._warm is not None
+        client._pool._warm.future.result()
+        process = client._pool._pool.schedule(os.getpid).result()
+        os.kill(process, signal.SIGKILL)
+        while client._pool._pool.active:
+            time.sleep(0.01)
+        assert client._pool.begin_setup(device_calls.run, process_id)() != process
+
+
+def has_operands(process: DeviceProcess) -> bool:
+    return process._sets is not None
+
+
+def test_a_candidate_finds_its_operands_where_another_call_started_the_process(
+    runner: DeviceClient, killed: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laying them out counts into no candidate's time limit, and starting a process into no typical time."""
+    task = Task(from_mm(64, 96, 64), MeasurementPolicy.of("cpu"), 0)
+    runner.open(task)
+    solutions = [runner.space(task, None).baselines[0].solution, *runner.space(task, None).candidates[:1]]
+    found: list[bool] = []
+    call = runner._pool.call
+
+    def watched(*arguments: Any) -> Any:
+        found.append(runner._pool.setup(device_calls.run, has_operands))
+        return call(*arguments)
+
+    monkeypatch.setattr(runner._pool, "call", watched)
+    for batch in (solutions, solutions[:1]):
+        killed()
+        assert not runner.run(has_operands), "this call has started a process"
+        runner._typical = 1e-9
+        assert {one.status for one in runner.screen(batch, None)} == {Status.OK}
+        assert (found, runner._typical) == ([True], 1e-9)
+        assert {one.status for one in runner.screen(batch, None)} == {Status.OK}
+        assert runner._typical > 1e-9, "the process was the same"
+        found.clear()
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.36, 0.42, 0.48])
+def test_a_call_ends_that_another_threads_close_interrupts(seconds: float, cache: BinaryCache) -> None:
+    client = DeviceClient(find_device("cpu"), cache)
+    client.run(process_id)
+    raised: list[str] = []
+
+    def nap() -> None:
+        with pytest.raises(DeviceLost) as error:
+            client.run(naps, 60.0)
+        raised.append(str(error.value))
+
+    thread = Thread(target=nap, daemon=True)
+    thread.start()
+    time.sleep(seconds)
+    client.close()
+    thread.join(20)
+    assert len(raised) == 1
+    assert "was closed" in raised[0]
+
+
+def naps(_process: DeviceProcess, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_an_answer_that_an_ended_pool_owes_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuners.device_pool.LOOK_SECONDS", 0.01)
+    pool = ProcessPool(max_workers=1)
+    pool.stop()  # type: ignore[no-untyped-call]
+    with pytest.raises(BrokenProcessPool, match="without an answer"):
+        _Begun(Future(), pool).wait()
 
 
 def test_a_closed_client_starts_no_other_process(cache: BinaryCache) -> None:

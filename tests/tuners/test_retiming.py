@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,11 +22,12 @@ from backends.registry import FoundDevice, find_device
 from backends.solution import Solution
 from tests.tuners.asked import CRASHED, candidate
 from tests.tuners.recorded import RecordedRunner, recorded_noise, solution, space_of
+from tuners import device_calls
 from tuners.budget import Budget
 from tuners.confirmation import Confirmation
 from tuners.decide import DecisionRule, Judgement, Verdict
 from tuners.device_client import DeviceClient
-from tuners.device_process import Task
+from tuners.device_process import DeviceProcess, Task
 from tuners.intervals import Interval
 from tuners.options import RaceOptions
 from tuners.policy import MeasurementPolicy
@@ -350,6 +353,22 @@ def test_a_process_stands_and_answers_again(asked: DeviceClient) -> None:
         assert found.operand_bytes > 0
     (outcome,) = asked.screen([RIGHT], None)
     assert outcome.status in (Status.OK, Status.UNSTABLE), "the searching process lays out its operands again"
+
+
+def process_id(_process: DeviceProcess) -> int:
+    return os.getpid()
+
+
+def test_a_process_that_dies_while_it_waits_is_told_too(asked: DeviceClient) -> None:
+    asked.retime(TASK, [RIGHT, candidate("right", 1)], LOOSE)
+    pool = asked._second._pool
+    assert pool is not None
+    process = pool.setup(device_calls.run, process_id)
+    os.kill(process, signal.SIGKILL)
+    found = asked.retime(TASK, [RIGHT, candidate("right", 1)], LOOSE)
+    assert (found.error, found.restarts, found.died) == ("", 1, "it ended while it waited")
+    assert asked._second._pool is pool
+    assert asked.retime(TASK, [RIGHT, candidate("right", 1)], LOOSE).restarts == 0
 
 
 def test_a_process_that_dies_is_started_again_once_and_it_is_told(
