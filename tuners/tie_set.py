@@ -4,6 +4,7 @@ in which candidates that tie are preferred."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from backends.grouping import rows_of_a_tile, weight_reads
 from backends.outcome import Outcome
@@ -33,11 +34,13 @@ def preference(
 
 
 def _reads(problem: GemmProblem, solution: Solution) -> float:
-    """How often the tiles of a grouped product read a group's weights; 0 where there are no groups, or where
-    it is not known. Behind another kernel, as in a layer of experts, a second reading misses L2 more often
-    than in a tuning, where launches of one kernel follow one another (docs/pytorch.md has figures)."""
-    rows = rows_of_a_tile(solution.parameters) if problem.groups else None
-    return 0.0 if rows is None else weight_reads(problem, rows)
+    """How often the tiles of a grouped product read the groups' weights: 0 without groups, infinite where it
+    is not known. Behind another kernel, as in a layer of experts, a second reading misses L2 more often than
+    in a tuning, where launches of one kernel follow one another (docs/pytorch.md has figures)."""
+    if not problem.groups:
+        return 0.0
+    rows = rows_of_a_tile(solution.parameters)
+    return inf if rows is None else weight_reads(problem, rows)
 
 
 def entrants(

@@ -80,6 +80,8 @@ def test_of_a_grouped_product_fewer_readings_of_the_weights_are_preferred_to_an_
     assert chosen([tiles[3], call], [tiles[3]], problem=GROUPED) == call, (
         "a library's call, whatever it reads"
     )
+    plugin = Solution("plugin", 1, {"rows": 64}, None, 0, True)
+    assert chosen([tiles[0], plugin], [plugin], problem=GROUPED) == tiles[0], "what it reads is not known"
     assert chosen(tiles, [tiles[0]], tiles[0].id, GROUPED) == tiles[0], "the incumbent"
     assert chosen(tiles, [tiles[1]], problem=few) == tiles[1], "all read the weights of a group once"
     assert chosen(tiles, [tiles[1]], problem=SQUARE) == tiles[1], "and of one matrix it is not asked"
