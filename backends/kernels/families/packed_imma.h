@@ -18,6 +18,7 @@
 // sums of those before meet.
 #pragma once
 
+#include "device/digits.h"
 #include "device/epilogue.h"
 #include "device/hopper.h"
 #include "device/mma_bytes.h"
@@ -33,7 +34,7 @@ struct PackedImma {
     using T = typename TYPES::Input;
     using Record = PackedRecord<QUANT>;
     using Scale = typename QUANT::Scale;
-    static constexpr int kSlices = 3, kSliced = kSlices * COLUMNS;
+    static constexpr int kSlices = Digits::kCount, kSliced = kSlices * COLUMNS;
     static constexpr int kWarps = WARPS_M * WARPS_K, kThreads = 32 * (kWarps + 1), kMinBlocks = 0;
     static constexpr int kLanes = 32 * WARPS_K;                                  // of a team
     static constexpr int kRun = WARPS_K * TURNS, kTile = kRun * Record::kBytes;  // records of a tile in a slot
@@ -76,9 +77,6 @@ struct PackedImma {
 
 private:
     static constexpr unsigned kEnded = 0;
-    // fp32 with these bits are whole numbers that count in ones.
-    static constexpr unsigned kOnes = 0x4b400000u;
-    static constexpr float kOfOnes = 12582912.0f;
 
     // What the block has of the product: records and groups of tiles, and where they are in shared memory.
     struct Work {
@@ -187,7 +185,7 @@ private:
         const float up = as_float((253u + kBits - exponent) << 23);
         const float unit = exponent == 255u ? as_float(0x7fffffffu) : as_float((exponent + 1u - kBits) << 23);
         unsigned out[kSlices][2];
-        cut(x, up, out);
+        Digits::cut(x, up, out);
         constexpr int kOfGroup = 16 / kGroups;
         const int group = of / kOfGroup;
         int total[kSlices];
@@ -209,7 +207,7 @@ private:
             if (of % kOfGroup != s) continue;
             // A lane's sums are of two columns, in two rows.
             int* const start = work.starts(record, group) + place / 2 * 4 + place % 2;
-            start[0] = start[2] = static_cast<int>(kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * own;
+            start[0] = start[2] = static_cast<int>(Digits::kOnes) - 16 * static_cast<int>(kConstantZero<QUANT>) * own;
             if (of == s) work.units(record)[place] = unit * worth(s);
             if constexpr (QUANT::kStoredZeros) work.totals(record, group)[place] = static_cast<float>(own);
         }
@@ -219,35 +217,6 @@ private:
         return slice == 0 ? 4096.0f : slice == 1 ? 16.0f : 0.0625f;
     }
 
-    // Eight numbers times `up`, as digits of base 256, the highest first; of each those that low halves of a word's
-    // bytes multiply, and high ones.
-    static GEMMTUNE_DEVICE void cut(const float (&x)[8], float up, unsigned (&out)[kSlices][2]) {
-        // Added to the lower digits, which makes them 128 larger and rounds the next one.
-        constexpr float kHalves = 32896.0f;
-        unsigned whole[8];
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 8; ++i) whole[i] = as_unsigned(x[i] * up + (kOfOnes + kHalves));
-        digits<2>(whole, out[0]), digits<1>(whole, out[1]), digits<0>(whole, out[2]);
-        GEMMTUNE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            // The highest digit is a signed number of seven bits, less its sign bit, beside a bit of the exponent.
-            const unsigned seven = out[0][half] ^ 0x40404040u;
-            out[0][half] = seven | (seven << 1 & 0x80808080u);
-            out[1][half] ^= 0x80808080u, out[2][half] ^= 0x80808080u;
-        }
-    }
-    // Byte BYTE of eight words, in the order of a word's integers (packed_weights.h).
-    template <unsigned BYTE>
-    static GEMMTUNE_DEVICE void digits(const unsigned (&whole)[8], unsigned (&out)[2]) {
-        constexpr unsigned kBoth = BYTE | (BYTE + 4) << 4;
-        GEMMTUNE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const unsigned(&w)[8] = whole;
-            const unsigned even = permuted<kBoth>(w[half * 2], w[half * 2 + 4]);
-            const unsigned odd = permuted<kBoth>(w[half * 2 + 1], w[half * 2 + 5]);
-            out[half] = permuted<0x5410>(even, odd);
-        }
-    }
     static GEMMTUNE_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
     static GEMMTUNE_DEVICE unsigned shuffled(unsigned value, int mask) {
         return as_unsigned(shuffle_xor(as_float(value), mask));
@@ -349,7 +318,7 @@ private:
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 2; ++i) {
                     const int sums = low[t][upper * 2 + i] * 16 + high[t][upper * 2 + i];
-                    float found = as_float(static_cast<unsigned>(sums)) - kOfOnes;
+                    float found = as_float(static_cast<unsigned>(sums)) - Digits::kOfOnes;
                     if constexpr (QUANT::kZero == kWords || QUANT::kZero == kSubtracted)
                         found -= 16.0f * zero * total[i];
                     sum[t][upper * 2 + i] += found * (scale * unit[i]);

@@ -167,8 +167,8 @@ def test_what_is_no_number_makes_its_column_nan(tmp_path: Path) -> None:
     assert (found[1] == 0).all(), "a unit is 2^-115 at least"
 
 
-_KERNEL = "families/packed_imma.h"
-#: What is mistaken -> its text in the header, what stands there instead, and a problem that shows it.
+_HEADERS = ("families/packed_imma.h", "device/digits.h")
+#: What is mistaken -> its text in one of the headers, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "low and high halves exchanged": (
         "word & 0x0f0f0f0fu, of_high[i] = word & 0xf0f0f0f0u",
@@ -296,7 +296,8 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_shows(name: str, tmp_path: Path) -> None:
     text, mistake, problem = MISTAKES[name]
-    path = copied_headers(tmp_path / "headers") / _KERNEL
+    copies = copied_headers(tmp_path / "headers")
+    (path,) = (copies / name for name in _HEADERS if text in (copies / name).read_text())
     assert path.read_text().count(text) == 1
     path.write_text(path.read_text().replace(text, mistake))
     config = FAMILY.config(problem, {**CHOSEN, "records": 2}, SM_90)

@@ -32,7 +32,7 @@ extern "C" long wrong_{kind}_{exponent}() {{
             if ((as_unsigned(x[i]) >> 23 & 255u) > {exponent}u) x[i] = 0.0f;
         }}
         unsigned out[3][2];
-        ChosenForCut::cut(x, up, out);
+        Digits::cut(x, up, out);
         for (int i = 0; i < 8; ++i) {{
             long found = 0;
             for (int s = 0; s < 3; ++s)
@@ -47,10 +47,8 @@ extern "C" long wrong_{kind}_{exponent}() {{
 
 def test_slices_are_the_number_whatever_its_bits(tmp_path: Path) -> None:
     """Every bf16 and fp16 beside a largest of some exponents, of the least unit and of the largest number."""
-    chosen = FAMILY.config(packed(1, 40, 512), CHOSEN, SM_90)
     kinds = [("Bf16", exponent) for exponent in (32, 33, 127, 254)] + [("Half", e) for e in (113, 127, 142)]
-    text = f'#include <stdlib.h>\n#define private public\n#include "{FAMILY.header}"\n'
-    text += f"using ChosenForCut = gemmtune::{chosen.instantiation};\n"
+    text = f'#include <stdlib.h>\n#include "{FAMILY.header}"\n'
     library = compiled(text + "".join(exact_cut(*one) for one in kinds), tmp_path / "cut.so")
     for kind, exponent in kinds:
         assert getattr(library, f"wrong_{kind}_{exponent}")() == 0, (kind, exponent)
